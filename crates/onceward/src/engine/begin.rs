@@ -1,0 +1,206 @@
+//! Reserve and decide, with patience: for a store that does not answer, and for an attempt at work.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{Span, info, warn};
+
+use super::{Admitted, Engine};
+use crate::{
+    machine::{self, Decision, Refusal},
+    observe,
+    policy::Policy,
+    record::{AttemptId, Record, State},
+    store::{Ask, Found, Mode, Reservation, StoreError, Write},
+};
+
+/// How a request begins.
+pub(super) enum Begun {
+    /// With a decision, and for an execution the monotonic time until which it may be dispatched.
+    Decided(Decision, Instant),
+    /// The store could not be asked in time. Whether it granted anything is not known.
+    StoreFailed,
+}
+
+/// Pauses between repeated store calls: from the first to the longest, doubling.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+pub(super) const PAUSE_LONGEST: Duration = Duration::from_secs(1);
+
+impl Engine {
+    pub(super) fn ask(&self, admitted: &Admitted, parts: &request::Parts, body: &Bytes) -> Ask {
+        let policy = &admitted.policy;
+        Ask {
+            id: admitted.id.clone(),
+            fingerprint: policy.recipe.fingerprint(parts, body),
+            attempt: AttemptId::random(),
+            mode: if self.drain.is_open() { Mode::Execute } else { Mode::LookupOnly },
+            lease: policy.lease,
+            max_execution: policy.max_execution,
+            retention: policy.retention,
+            tombstone: policy.tombstone,
+            expired_runs_again: policy.expired_runs_again,
+            effects: policy.effects,
+            route: Box::from(&*policy.name),
+            method: parts.method.as_str().into(),
+            path: shortened(parts.uri.path()),
+        }
+    }
+
+    /// Reserves and decides; where the policy or the client says so, waits for an attempt at work.
+    pub(super) async fn begin(&self, ask: &Ask, wait: Option<Duration>) -> Begun {
+        let waiter = wait.and_then(|at_most| self.waiters.enter(&ask.id, at_most));
+        loop {
+            let woken = waiter.as_ref().map(|waiter| waiter.listen());
+            let Ok((reservation, sent)) = self.reserve(ask).await else {
+                return Begun::StoreFailed;
+            };
+            self.count_reservation(&reservation, ask);
+            let decision = machine::decide(reservation, ask, self.clock.now());
+            let at_work = matches!(decision, Decision::Refuse(Refusal::InProgress { .. }));
+            let look_again = match (at_work, &waiter, woken) {
+                (true, Some(waiter), Some(woken)) => waiter.wait(woken).await,
+                _ => false,
+            };
+            if !look_again {
+                return Begun::Decided(decision, sent + ask.lease);
+            }
+        }
+    }
+
+    /// Repeats the same reserve under the same attempt until it is answered or the deadline passes.
+    /// With the time at which the answered call was sent: the lease counts from there.
+    async fn reserve(&self, ask: &Ask) -> Result<(Reservation, Instant), StoreError> {
+        let give_up = Instant::now() + self.store_deadline;
+        let mut pause = PAUSE_FIRST;
+        loop {
+            let sent = self.clock.monotonic();
+            let answer = timeout(self.store_deadline, self.store.reserve(ask.clone())).await;
+            let error = match answer {
+                Ok(Ok(reservation)) => return Ok((reservation, sent)),
+                Ok(Err(error)) => error,
+                Err(_) => timed_out(),
+            };
+            self.store_failed("reserve", &error, &ask.route);
+            if !error.may_be_repeated() || Instant::now() + pause >= give_up {
+                return Err(error);
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_LONGEST);
+        }
+    }
+
+    /// Takes back a reserve that was not answered: if it was granted after all, nothing was
+    /// dispatched under it, so that it is released. Asking means repeating the same reserve, since a
+    /// mere look would not see a commit that is still on its way.
+    pub(super) async fn withdraw(&self, ask: Ask) {
+        if ask.mode != Mode::Execute {
+            return;
+        }
+        let mut pause = PAUSE_FIRST;
+        while !self.drain.is_over() {
+            match timeout(self.store_deadline, self.store.reserve(ask.clone())).await {
+                Ok(Ok(Reservation::Granted { lease, .. })) => {
+                    let release = Write::Release("reserve_not_acknowledged".into());
+                    if let Ok(Ok(_)) =
+                        timeout(self.store_deadline, self.store.write(&lease, release)).await
+                    {
+                        return self.waiters.wake(&ask.id);
+                    }
+                }
+                Ok(Ok(_)) => return,
+                Ok(Err(error)) if !error.may_be_repeated() => return,
+                Ok(Err(_)) | Err(_) => {}
+            }
+            self.drain.pause(pause).await;
+            pause = (pause * 2).min(PAUSE_LONGEST);
+        }
+    }
+
+    /// What a record that is in the way means to a request with the same fingerprint.
+    pub(super) fn decide_on(&self, record: Box<Record>) -> Decision {
+        let ask = Ask {
+            id: record.id.clone(),
+            fingerprint: record.fingerprint,
+            attempt: record.attempt,
+            mode: Mode::LookupOnly,
+            lease: Duration::ZERO,
+            max_execution: record.max_execution,
+            retention: record.retention,
+            tombstone: record.tombstone,
+            expired_runs_again: false,
+            effects: record.effects,
+            route: record.route.clone(),
+            method: record.method.clone(),
+            path: record.path.clone(),
+        };
+        let reservation = Reservation::Occupied { record, lease_ran_out: false };
+        machine::decide(reservation, &ask, self.clock.now())
+    }
+
+    pub(super) fn store_failed(&self, call: &'static str, error: &StoreError, route: &str) {
+        let source = std::error::Error::source(error).map(ToString::to_string);
+        warn!(call, %error, source, "a store call failed");
+        observe::count(observe::STORE_ERROR, route);
+    }
+
+    fn count_reservation(&self, reservation: &Reservation, ask: &Ask) {
+        let route = &*ask.route;
+        match reservation {
+            Reservation::Granted { lease, found } => {
+                let span = Span::current();
+                span.record("attempt", lease.attempt_number);
+                span.record("generation", lease.generation);
+                match found {
+                    Found::Absent | Found::Pending | Found::Mine => {
+                        observe::count(observe::RESERVE_CREATED, route);
+                    }
+                    Found::Retryable => observe::count(observe::RESERVE_FAILED_RETRY, route),
+                    Found::LeaseOver => {
+                        observe::count(observe::ZOMBIE_KEY, route);
+                        observe::count(observe::RESERVE_FAILED_RETRY, route);
+                    }
+                    Found::Expired => {
+                        info!(generation = lease.generation, "an expired key runs again");
+                        observe::expired_run_again(route);
+                        observe::count(observe::RESERVE_CREATED, route);
+                    }
+                }
+            }
+            Reservation::Occupied { record, lease_ran_out } => {
+                if *lease_ran_out {
+                    warn!(state = record.state.name(), "a lease ran out");
+                    observe::count(observe::ZOMBIE_KEY, route);
+                    if record.state == State::Unknown {
+                        observe::count(observe::RECONCILE_SCHEDULED, route);
+                    }
+                }
+                if record.state == State::Completed && record.fingerprint == ask.fingerprint {
+                    observe::count(observe::RESERVE_REPLAY, route);
+                }
+            }
+            Reservation::Accepted { .. } | Reservation::Free => {}
+        }
+    }
+
+    pub(super) fn count_refusal(&self, refusal: &Refusal, policy: &Policy) {
+        let counter = match refusal {
+            Refusal::Mismatch => observe::RESERVE_KEY_MISUSE,
+            Refusal::InProgress { .. } => observe::RESERVE_IN_PROGRESS,
+            Refusal::OutcomeUnknown => observe::RESERVE_UNKNOWN,
+            Refusal::Expired | Refusal::ReplyNotStored { .. } | Refusal::NotTaken => return,
+        };
+        observe::count(counter, &policy.name);
+    }
+}
+
+/// The store did not answer in time: whether it did what it was asked is not known.
+pub(super) fn timed_out() -> StoreError {
+    StoreError::new(crate::store::StoreErrorKind::Ambiguous, "any", "no answer in time")
+}
+
+/// Paths are kept for operators to read, not to be parsed.
+fn shortened(path: &str) -> Box<str> {
+    path.chars().take(255).collect()
+}

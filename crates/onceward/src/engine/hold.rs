@@ -1,0 +1,81 @@
+//! Holding the lease while the handler works.
+
+use std::convert::Infallible;
+
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::warn;
+
+use super::{Engine, begin::timed_out};
+use crate::{
+    observe,
+    operation::Operation,
+    policy::Policy,
+    record::Lease,
+    store::{Write, Written},
+};
+
+/// Why an attempt is no longer held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopped {
+    /// It took longer than its policy allows.
+    MaxExecution,
+    /// The process is about to stop.
+    Drained,
+}
+
+impl Stopped {
+    pub(super) fn code(self) -> &'static str {
+        match self {
+            Stopped::MaxExecution => "max_execution_exceeded",
+            Stopped::Drained => "process_stopped",
+        }
+    }
+}
+
+impl Engine {
+    /// Renews the lease every third of it, until the policy's `max_execution` or until the process
+    /// has to stop.
+    pub(super) async fn hold(
+        &self,
+        lease: &Lease,
+        policy: &Policy,
+        operation: &Operation,
+    ) -> Stopped {
+        let end = Instant::now() + policy.max_execution;
+        tokio::select! {
+            never = self.renew_for_ever(lease, policy, operation) => match never {},
+            () = sleep_until(end) => Stopped::MaxExecution,
+            () = self.drain.over() => Stopped::Drained,
+        }
+    }
+
+    async fn renew_for_ever(
+        &self,
+        lease: &Lease,
+        policy: &Policy,
+        operation: &Operation,
+    ) -> Infallible {
+        let third = policy.lease / 3;
+        let mut next = Instant::now() + third;
+        loop {
+            sleep_until(next).await;
+            let sent = self.clock.monotonic();
+            let renewal = self.store.write(lease, Write::Renew(policy.lease));
+            let written = timeout(third, renewal).await.unwrap_or_else(|_| Err(timed_out()));
+            match written {
+                Ok(Written::Applied | Written::AlreadyMine(_)) => {
+                    operation.extend_deadline(sent + policy.lease);
+                }
+                Ok(Written::Superseded(_)) => {
+                    // Somebody decided that we are gone. The work cannot be undone by stopping it;
+                    // its result will be kept as evidence.
+                    warn!("a lease was lost while its handler works");
+                    observe::fenced_write(&policy.name);
+                    return std::future::pending().await;
+                }
+                Err(error) => self.store_failed("renew", &error, &policy.name),
+            }
+            next = (next + third).max(Instant::now());
+        }
+    }
+}

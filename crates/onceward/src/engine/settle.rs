@@ -1,0 +1,69 @@
+//! Writing the outcome: repeated under the same attempt until the store has said what is true.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{
+    Admitted, Engine,
+    begin::{PAUSE_LONGEST, timed_out},
+};
+use crate::{
+    record::Lease,
+    store::{StoreError, Write, Written},
+};
+
+impl Engine {
+    /// Writes until the store acknowledged or the deadline passed. `None` means that nobody knows
+    /// whether it was written.
+    pub(super) async fn persist(
+        &self,
+        lease: &Lease,
+        write: &Write,
+        admitted: &Admitted,
+    ) -> Option<Written> {
+        let give_up = Instant::now() + self.store_deadline;
+        let mut pause = Duration::from_millis(20);
+        loop {
+            match self.write_once(lease, write, admitted).await {
+                Ok(written) => return Some(written),
+                Err(error) if !error.may_be_repeated() => return None,
+                Err(_) if Instant::now() + pause >= give_up => return None,
+                Err(_) => sleep(pause).await,
+            }
+            pause = (pause * 2).min(PAUSE_LONGEST);
+        }
+    }
+
+    /// Goes on writing after the client was answered, until the store acknowledged or this process
+    /// has to stop.
+    pub(super) async fn persist_until_drain(
+        &self,
+        lease: &Lease,
+        write: &Write,
+        admitted: &Admitted,
+    ) {
+        while !self.drain.is_over() {
+            match self.write_once(lease, write, admitted).await {
+                Ok(_) => return,
+                Err(error) if !error.may_be_repeated() => return,
+                Err(_) => self.drain.pause(PAUSE_LONGEST).await,
+            }
+        }
+    }
+
+    async fn write_once(
+        &self,
+        lease: &Lease,
+        write: &Write,
+        admitted: &Admitted,
+    ) -> Result<Written, StoreError> {
+        let answer = timeout(self.store_deadline, self.store.write(lease, write.clone())).await;
+        let written = answer.unwrap_or_else(|_| Err(timed_out()));
+        match &written {
+            Ok(_) => self.waiters.wake(&lease.id),
+            Err(error) => self.store_failed("write", error, &admitted.policy.name),
+        }
+        written
+    }
+}

@@ -1,0 +1,107 @@
+//! What a client may ask about its own operation.
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER},
+    request,
+};
+use serde_json::json;
+
+use super::{Admitted, Engine, STATUS_PATH, operation_id};
+use crate::{
+    machine::Refusal,
+    operation::sealed_id,
+    policy::InFlight,
+    profile::Profile,
+    record::{RecordId, State},
+    rejection::Rejection,
+    reply,
+};
+
+/// Where the state of a record can be asked for.
+pub(super) fn location(id: &RecordId) -> String {
+    format!("{STATUS_PATH}{}", operation_id(id))
+}
+
+impl Engine {
+    /// Answers `GET /.onceward/operations/{id}` for the caller's own scope. Everything else, a
+    /// foreign id among it, is 404.
+    ///
+    /// # Cancel safety
+    /// Reads only.
+    pub async fn status(&self, parts: &request::Parts) -> Response<Bytes> {
+        let scope = match self.scope.read(parts) {
+            Ok(scope) => scope,
+            Err(why) => {
+                let rejection = Rejection::no_scope(why);
+                return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
+            }
+        };
+        let id = parts.uri.path().strip_prefix(STATUS_PATH).unwrap_or_default();
+        let Some(key) = sealed_id::open(&scope, id) else { return not_found() };
+        match self.store.load(&RecordId { scope, key }).await {
+            Ok(Some(record)) => {
+                let expires = record.expires_at.to_system_time();
+                let expires = record.state.is_terminal().then(|| httpdate::fmt_http_date(expires));
+                let document = json!({
+                    "state": record.state.name(),
+                    "generation": record.generation,
+                    "status": record.reply.as_ref().map(|reply| reply.status.as_u16()),
+                    "expires": expires,
+                    "retry": advice(record.state),
+                });
+                respond(StatusCode::OK, &document)
+            }
+            Ok(None) => not_found(),
+            Err(error) => {
+                self.store_failed("load", &error, "status");
+                let rejection = Rejection::store_unavailable();
+                rejection.into_response(self.problem_base.as_deref(), Profile::Ietf)
+            }
+        }
+    }
+
+    /// The 202 for a retry while an attempt is at work, where the policy says so.
+    pub(super) fn accepted(
+        &self,
+        refusal: &Refusal,
+        admitted: &Admitted,
+    ) -> Option<Response<Bytes>> {
+        let Refusal::InProgress { .. } = refusal else { return None };
+        if admitted.policy.in_flight != InFlight::Accepted {
+            return None;
+        }
+        let document = json!({ "state": State::InProgress.name(), "retry": "same_key" });
+        let mut response = respond(StatusCode::ACCEPTED, &document);
+        let headers = response.headers_mut();
+        headers.insert(RETRY_AFTER, HeaderValue::from(1));
+        if let Ok(location) = HeaderValue::from_str(&location(&admitted.id)) {
+            headers.insert(LOCATION, location);
+        }
+        reply::describe(headers, "accepted", None, 1);
+        Some(response)
+    }
+}
+
+/// What to do about an operation in this state: nothing is gained by asking under a new key before
+/// it is at rest.
+fn advice(state: State) -> &'static str {
+    match state {
+        State::Expired => "never",
+        _ => "same_key",
+    }
+}
+
+fn not_found() -> Response<Bytes> {
+    respond(StatusCode::NOT_FOUND, &json!({ "state": null }))
+}
+
+fn respond(status: StatusCode, document: &serde_json::Value) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(document.to_string()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,121 @@
+//! Requests that wait for an attempt at work: woken at once by the task that ends it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderName};
+use tokio::{
+    sync::{Notify, futures::OwnedNotified},
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    policy::{InFlight, Policy},
+    record::RecordId,
+};
+
+/// No more requests than this wait at a time in one engine; others get their 409 at once.
+const WAITERS_MAX: usize = 10_000;
+
+/// How often a waiter looks by itself: an attempt in another process cannot wake it.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+static PREFER: HeaderName = HeaderName::from_static("prefer");
+
+/// How long this request may wait: by its policy, or because the client asks for it.
+pub(super) fn asked_for(headers: &HeaderMap, policy: &Policy) -> Option<Duration> {
+    let by_policy = match policy.in_flight {
+        InFlight::Wait(at_most) => Some(at_most),
+        InFlight::Conflict | InFlight::Accepted => None,
+    };
+    let preferences = headers.get_all(&PREFER).iter().filter_map(|value| value.to_str().ok());
+    let seconds = preferences
+        .flat_map(|value| value.split([',', ';']))
+        .filter_map(|preference| preference.trim().strip_prefix("wait="))
+        .find_map(|seconds| seconds.trim().trim_matches('"').parse::<u64>().ok());
+    match seconds {
+        Some(seconds) => Some(Duration::from_secs(seconds).min(InFlight::WAIT_MAX)),
+        None => by_policy,
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    count: usize,
+    by_record: HashMap<RecordId, (usize, Arc<Notify>)>,
+}
+
+/// A place among the waiters of one record.
+pub(super) struct Waiter {
+    waiting: Arc<Mutex<Waiting>>,
+    id: RecordId,
+    notify: Arc<Notify>,
+    give_up: Instant,
+}
+
+impl Waiters {
+    /// Takes a place, unless there are too many.
+    pub(super) fn enter(&self, id: &RecordId, at_most: Duration) -> Option<Waiter> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if at_most.is_zero() || waiting.count >= WAITERS_MAX {
+            return None;
+        }
+        waiting.count += 1;
+        let (places, notify) = waiting.by_record.entry(id.clone()).or_default();
+        *places += 1;
+        Some(Waiter {
+            waiting: Arc::clone(&self.waiting),
+            id: id.clone(),
+            notify: Arc::clone(notify),
+            give_up: Instant::now() + at_most,
+        })
+    }
+
+    /// Wakes all who wait for this record.
+    pub(super) fn wake(&self, id: &RecordId) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, notify)) = waiting.by_record.get(id) {
+            notify.notify_waiters();
+        }
+    }
+}
+
+impl Waiter {
+    /// Begins to listen. To be called before the record is looked at, so that nothing that happens
+    /// in between is missed.
+    pub(super) fn listen(&self) -> OwnedNotified {
+        Arc::clone(&self.notify).notified_owned()
+    }
+
+    /// Waits until it is time to look again; `false` when it is time to give up.
+    pub(super) async fn wait(&self, woken: OwnedNotified) -> bool {
+        let now = Instant::now();
+        if now >= self.give_up {
+            return false;
+        }
+        let look_again = self.give_up.min(now + LOOK_EVERY);
+        let _ = timeout_at(look_again, woken).await;
+        true
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.count = waiting.count.saturating_sub(1);
+        if let Some((places, _)) = waiting.by_record.get_mut(&self.id) {
+            *places -= 1;
+            if *places == 0 {
+                waiting.by_record.remove(&self.id);
+            }
+        }
+    }
+}

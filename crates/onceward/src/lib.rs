@@ -1,0 +1,42 @@
+//! Onceward makes HTTP APIs safe to retry.
+//!
+//! A client attaches an `Idempotency-Key`; the work behind that key never runs twice unless the
+//! first run is known not to have acted or a policy says so; every stored reply is replayed byte for
+//! byte; and when nobody can know what happened, Onceward says so instead of guessing.
+//!
+//! It is not a promise of "exactly once": it is at-least-once delivery with idempotent handling. It
+//! is not authentication, not a cache, and it does not make a wrong operation right.
+//!
+//! The modules, in the order in which a request meets them:
+
+pub mod policy; // which rules hold for this method and path?
+pub mod profile; // named sets of rules
+pub mod scope; // who is asking?
+pub mod key; // what the client sent
+pub mod fingerprint; // what is asked
+pub mod record; // what a store holds for a scope and key
+pub mod store; // what can be asked of a store
+pub mod machine; // the rules: pure, and the only place that knows them
+pub mod clock; // time, as an argument
+pub mod engine; // the order of the steps
+pub mod operation; // a handler's handle on its own record
+pub mod reply; // a stored answer, and responses made of it
+pub mod rejection; // our own answers instead of executing
+#[cfg(feature = "tower")]
+pub mod tower; // bodies in, a task of its own, bodies out
+pub mod observe; // metrics
+#[cfg(feature = "testing")]
+pub mod testing; // the store suite, and tools to force faults and interleavings
+
+pub use engine::{Engine, Settings};
+pub use fingerprint::Recipe;
+pub use key::{Key, KeyRules};
+pub use operation::Operation;
+pub use policy::{InFlight, Policy, Routes};
+pub use profile::Profile;
+pub use record::Effects;
+pub use rejection::Rejection;
+pub use scope::{Scope, ScopeRule};
+pub use store::{MemoryStore, Store};
+#[cfg(feature = "tower")]
+pub use tower::Idempotency;

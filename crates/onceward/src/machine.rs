@@ -1,0 +1,527 @@
+//! The rules: which transitions a record may make, and what a request is answered.
+//!
+//! Pure: no async, no clock, no I/O, no randomness. The memory and file stores call these functions
+//! inside their atomic step; other stores repeat them in their own language and are compared with
+//! them by the suite. Nobody else knows the rules.
+//!
+//! ```text
+//! (none) --reserve--> in_progress --complete-----------> completed --retention over--> expired
+//!    \--accept--> pending --claim--^  |--release-------> failed_retryable --reserve--> in_progress
+//!                                     |--mark unknown--> unknown --resolve--> completed | failed_retryable
+//!                                     `--lease over----> by declared effects
+//! completed --void--> expired --reserve--> in_progress (next generation), or --purge--> (none)
+//! unknown --complete by the very attempt--> completed
+//! failed_retryable --retention over--> expired
+//! ```
+
+use std::time::Duration;
+
+use crate::{
+    clock::Timestamp,
+    record::{AuditEvent, AuditRecord, Effects, Fence, Lease, Record, State},
+    reply::{Reply, ReplyBody},
+    store::{
+        Ask, Claim, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, Swept, Write,
+        Written,
+    },
+};
+
+#[cfg(test)]
+mod tests;
+
+/// How long things need to settle before "it did not happen" can be believed: a request that was
+/// sent just before its attempt died may still be on its way.
+pub const SETTLE: Duration = Duration::from_secs(60);
+
+/// The code of a record whose lease ran out.
+pub const LEASE_RAN_OUT: &str = "in_progress_lock_expired";
+
+/// One atomic step: what to write, what to remember, what to answer.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Step<A> {
+    /// What becomes of the record.
+    pub change: Change,
+    /// What is worth an audit record.
+    pub audit: Option<AuditRecord>,
+    /// The answer to the caller.
+    pub answer: A,
+}
+
+/// What becomes of the record.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It stays as it is.
+    Keep,
+    /// It is written.
+    Put(Box<Record>),
+    /// It goes.
+    Remove,
+}
+
+impl<A> Step<A> {
+    fn keep(answer: A) -> Self {
+        Step { change: Change::Keep, audit: None, answer }
+    }
+
+    fn put(record: Record, audit: Option<AuditRecord>, answer: A) -> Self {
+        Step { change: Change::Put(Box::new(record)), audit, answer }
+    }
+}
+
+/// Takes the record if it is free, else answers with what is in the way.
+pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reservation> {
+    let Some(stored) = found else { return begin(None, ask, Found::Absent, now) };
+    if is_held_by(stored, ask) {
+        return regrant(stored, ask.lease, now);
+    }
+    let Some(record) = after_retention(stored, now) else {
+        // The tombstone's time is over too: the key is new, but its fence still grows.
+        return begin(Some((stored.fence, 0)), ask, Found::Absent, now);
+    };
+    if record.state == State::Expired && (ask.expired_runs_again || record.void) {
+        return begin(Some((record.fence, record.generation)), ask, Found::Expired, now);
+    }
+    // From here on only the same request may change anything.
+    if record.fingerprint != ask.fingerprint {
+        return Step::keep(Reservation::Occupied {
+            record: Box::new(record),
+            lease_ran_out: false,
+        });
+    }
+    let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
+    let (record, audit) = if ran_out { after_lease(&record, now) } else { (record, None) };
+    match record.state {
+        State::FailedRetryable => {
+            let found = if ran_out { Found::LeaseOver } else { Found::Retryable };
+            grant_again(record, ask, found, audit, now)
+        }
+        State::InProgress if ran_out => grant_again(record, ask, Found::LeaseOver, audit, now),
+        _ if audit.is_some() => {
+            let seen = Box::new(record.clone());
+            let answer = Reservation::Occupied { record: seen, lease_ran_out: true };
+            Step::put(record, audit, answer)
+        }
+        _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
+    }
+}
+
+/// Takes a pending record for execution.
+pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Reservation> {
+    let Some(record) = found else { return Step::keep(Reservation::Free) };
+    match record.state {
+        State::InProgress if record.attempt == claim.attempt => regrant(record, claim.lease, now),
+        State::Pending => {
+            let mut record = record.clone();
+            record.attempt = claim.attempt;
+            record.fence = Fence::next(Some(record.fence), now);
+            grant(record, claim.lease, Found::Pending, None, now)
+        }
+        _ => {
+            let record = Box::new(record.clone());
+            Step::keep(Reservation::Occupied { record, lease_ran_out: false })
+        }
+    }
+}
+
+fn is_held_by(record: &Record, ask: &Ask) -> bool {
+    record.attempt == ask.attempt
+        && record.fingerprint == ask.fingerprint
+        && match ask.mode {
+            Mode::Execute => record.state == State::InProgress,
+            Mode::Accept => record.state == State::Pending,
+            Mode::LookupOnly => false,
+        }
+}
+
+/// The answer to a repeated call of an attempt that has the record already.
+fn regrant(record: &Record, lease: Duration, now: Timestamp) -> Step<Reservation> {
+    if record.state == State::Pending {
+        return Step::keep(Reservation::Accepted { found: Found::Mine });
+    }
+    let mut record = record.clone();
+    // The owner counts its deadline from the time it sent this call, so the lease must reach there.
+    record.lease_until = record.lease_until.max(now.plus(lease));
+    let lease = lease_of(&record);
+    Step::put(record, None, Reservation::Granted { lease, found: Found::Mine })
+}
+
+/// A new generation, after the fence and the generation of the one before.
+fn begin(
+    before: Option<(Fence, u32)>,
+    ask: &Ask,
+    found: Found,
+    now: Timestamp,
+) -> Step<Reservation> {
+    if ask.mode == Mode::LookupOnly {
+        return Step::keep(Reservation::Free);
+    }
+    let record = Record {
+        id: ask.id.clone(),
+        fingerprint: ask.fingerprint,
+        generation: before.map_or(1, |(_, generation)| generation.saturating_add(1)),
+        state: State::Pending,
+        attempt: ask.attempt,
+        fence: Fence::next(before.map(|(fence, _)| fence), now),
+        attempts: 0,
+        effects: ask.effects,
+        route: ask.route.clone(),
+        method: ask.method.clone(),
+        path: ask.path.clone(),
+        created_at: now,
+        started_at: now,
+        lease_until: now,
+        max_execution: ask.max_execution,
+        finished_at: None,
+        expires_at: now.plus(ask.retention),
+        retention: ask.retention,
+        tombstone: ask.tombstone,
+        reply: None,
+        last_error: None,
+        reconcile_after: None,
+        void: false,
+    };
+    if ask.mode == Mode::Accept {
+        return Step::put(record, None, Reservation::Accepted { found });
+    }
+    grant(record, ask.lease, found, None, now)
+}
+
+/// The same generation once more, under the rules of the request that asks now.
+fn grant_again(
+    mut record: Record,
+    ask: &Ask,
+    found: Found,
+    audit: Option<AuditRecord>,
+    now: Timestamp,
+) -> Step<Reservation> {
+    if ask.mode == Mode::LookupOnly {
+        return Step::keep(Reservation::Free);
+    }
+    record.attempt = ask.attempt;
+    record.fence = Fence::next(Some(record.fence), now);
+    record.effects = ask.effects;
+    record.route = ask.route.clone();
+    record.max_execution = ask.max_execution;
+    record.retention = ask.retention;
+    record.tombstone = ask.tombstone;
+    if ask.mode == Mode::Accept {
+        record.state = State::Pending;
+        record.finished_at = None;
+        return Step::put(record, audit, Reservation::Accepted { found });
+    }
+    grant(record, ask.lease, found, audit, now)
+}
+
+fn grant(
+    mut record: Record,
+    lease: Duration,
+    found: Found,
+    audit: Option<AuditRecord>,
+    now: Timestamp,
+) -> Step<Reservation> {
+    record.state = State::InProgress;
+    record.attempts = record.attempts.saturating_add(1);
+    record.started_at = now;
+    record.lease_until = now.plus(lease);
+    record.finished_at = None;
+    let lease = lease_of(&record);
+    Step::put(record, audit, Reservation::Granted { lease, found })
+}
+
+fn lease_of(record: &Record) -> Lease {
+    Lease {
+        id: record.id.clone(),
+        attempt: record.attempt,
+        fence: record.fence,
+        generation: record.generation,
+        attempt_number: record.attempts,
+        until: record.lease_until,
+    }
+}
+
+/// Renews, completes, releases or marks unknown, if the attempt still may.
+///
+/// State and fence decide, not lease time: an owner that comes late but whom nobody replaced is
+/// still the one who knows.
+pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp) -> Step<Written> {
+    let Some(stored) = found else { return Step::keep(Written::Superseded(None)) };
+    let mine = stored.attempt == lease.attempt && stored.fence == lease.fence;
+    let late_completion =
+        mine && stored.state == State::Unknown && matches!(write, Write::Complete(_));
+    if mine && (stored.state == State::InProgress || late_completion) {
+        return apply(stored.clone(), write, now);
+    }
+    let repeated = matches!(
+        (stored.state, &write),
+        (State::Completed, Write::Complete(_) | Write::Renew(_))
+            | (State::FailedRetryable, Write::Release(_))
+            | (State::Unknown, Write::MarkUnknown(_))
+    );
+    if mine && repeated {
+        return Step::keep(Written::AlreadyMine(stored.reply.clone()));
+    }
+    let audit = match write {
+        Write::Complete(reply) => Some(AuditRecord {
+            attempt: lease.attempt,
+            fence: lease.fence,
+            generation: lease.generation,
+            ..audit(stored, AuditEvent::SupersededResult, "", Some(reply), now)
+        }),
+        _ => None,
+    };
+    Step {
+        change: Change::Keep,
+        audit,
+        answer: Written::Superseded(Some(Box::new(stored.clone()))),
+    }
+}
+
+fn apply(mut record: Record, write: Write, now: Timestamp) -> Step<Written> {
+    let mut remembered = None;
+    match write {
+        Write::Renew(by) => record.lease_until = record.lease_until.max(now.plus(by)),
+        Write::Complete(reply) => {
+            if record.state == State::Unknown {
+                let evidence = Some(reply.clone());
+                remembered = Some(audit(&record, AuditEvent::LateCompletion, "", evidence, now));
+            }
+            complete(&mut record, reply, now);
+        }
+        Write::Release(why) => retryable(&mut record, why, now),
+        Write::MarkUnknown(why) => unknown(&mut record, why, now),
+    }
+    Step::put(record, remembered, Written::Applied)
+}
+
+fn complete(record: &mut Record, reply: Reply, now: Timestamp) {
+    record.state = State::Completed;
+    record.reply = Some(reply);
+    record.last_error = None;
+    record.reconcile_after = None;
+    rest(record, now);
+}
+
+fn retryable(record: &mut Record, why: Box<str>, now: Timestamp) {
+    record.state = State::FailedRetryable;
+    record.last_error = Some(why);
+    record.reconcile_after = None;
+    rest(record, now);
+}
+
+fn unknown(record: &mut Record, why: Box<str>, now: Timestamp) {
+    record.state = State::Unknown;
+    record.last_error = Some(why);
+    record.reconcile_after = Some(now);
+}
+
+/// Retention runs from the moment the record comes to rest.
+fn rest(record: &mut Record, now: Timestamp) {
+    record.finished_at = Some(now);
+    record.expires_at = now.plus(record.retention);
+}
+
+fn audit(
+    record: &Record,
+    event: AuditEvent,
+    reason: &str,
+    reply: Option<Reply>,
+    now: Timestamp,
+) -> AuditRecord {
+    AuditRecord {
+        at: now,
+        id: record.id.clone(),
+        generation: record.generation,
+        event,
+        attempt: record.attempt,
+        fence: record.fence,
+        reason: reason.into(),
+        reply,
+    }
+}
+
+/// Moves a record on whose lease ran out, by its declared effects. A phased one stays, to be resumed
+/// at its recovery point by whoever reserves it next.
+fn after_lease(record: &Record, now: Timestamp) -> (Record, Option<AuditRecord>) {
+    let mut moved = record.clone();
+    match record.effects {
+        Effects::Undeclared | Effects::External => unknown(&mut moved, LEASE_RAN_OUT.into(), now),
+        Effects::Local | Effects::None => retryable(&mut moved, LEASE_RAN_OUT.into(), now),
+        Effects::Phased => {}
+    }
+    let remembered = audit(record, AuditEvent::LeaseExpired, moved.state.name(), None, now);
+    (moved, Some(remembered))
+}
+
+/// What retention leaves of a record: itself, a tombstone, or nothing.
+fn after_retention(record: &Record, now: Timestamp) -> Option<Record> {
+    if !record.state.is_terminal() || now < record.expires_at {
+        return Some(record.clone());
+    }
+    if now >= record.purge_at() {
+        return None;
+    }
+    Some(tombstone(record))
+}
+
+fn tombstone(record: &Record) -> Record {
+    let mut record = record.clone();
+    // Nothing stands behind the tombstone of something that never acted.
+    record.void |= record.state == State::FailedRetryable;
+    record.state = State::Expired;
+    record.reply = None;
+    record
+}
+
+/// The record as a reader sees it now.
+pub fn load(found: Option<&Record>, now: Timestamp) -> Option<Record> {
+    after_retention(found?, now)
+}
+
+/// Moves the record on if its lease ran out.
+pub fn sweep(record: &Record, now: Timestamp) -> Step<Option<Swept>> {
+    let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
+    if !ran_out || record.effects == Effects::Phased {
+        return Step::keep(None);
+    }
+    let (moved, remembered) = after_lease(record, now);
+    let swept = Swept { id: moved.id.clone(), state: moved.state, attempt: moved.attempt };
+    Step::put(moved, remembered, Some(swept))
+}
+
+/// Drops the body of a record past retention, and the record once its tombstone's time is over.
+pub fn reap(record: &Record, now: Timestamp) -> Change {
+    match after_retention(record, now) {
+        None => Change::Remove,
+        Some(left) if left.state != record.state => Change::Put(Box::new(left)),
+        Some(_) => Change::Keep,
+    }
+}
+
+/// Applies what a reconciler or an operator decided, if the record is still what they looked at.
+pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step<Resolved> {
+    let Some(stored) = found.and_then(|stored| after_retention(stored, now)) else {
+        return Step::keep(Resolved::Absent);
+    };
+    let ran_out = stored.state == State::InProgress && !stored.lease_is_live(now);
+    let record = if ran_out { after_lease(&stored, now).0 } else { stored.clone() };
+    if record.generation != resolve.generation || record.fence != resolve.fence {
+        return Step::keep(Resolved::Refused(Box::new(stored)));
+    }
+    let reason = resolve.reason;
+    let mut resolved = record.clone();
+    let event = match (record.state, resolve.resolution) {
+        (State::Unknown, Resolution::Complete(reply)) => {
+            complete(&mut resolved, reply, now);
+            AuditEvent::ResolvedCompleted
+        }
+        (State::Unknown, Resolution::Release(proof)) => {
+            if let Err(not_before) = believe(&record, proof, now) {
+                return Step::keep(Resolved::TooEarly { not_before });
+            }
+            retryable(&mut resolved, "resolved_not_executed".into(), now);
+            AuditEvent::Released
+        }
+        (State::Completed, Resolution::Void) => {
+            resolved = tombstone(&record);
+            resolved.void = true;
+            resolved.expires_at = now;
+            AuditEvent::Voided
+        }
+        _ => return Step::keep(Resolved::Refused(Box::new(stored))),
+    };
+    let remembered = audit(&record, event, &reason, resolved.reply.clone(), now);
+    let answer = Resolved::Applied(Box::new(resolved.clone()));
+    Step::put(resolved, Some(remembered), answer)
+}
+
+/// Proof that a thing did not happen counts only once it cannot happen any more.
+fn believe(record: &Record, proof: Proof, now: Timestamp) -> Result<(), Timestamp> {
+    let Proof::TwoProbes { first, second } = proof else { return Ok(()) };
+    let quiet_since = record.lease_until.plus(record.max_execution).plus(SETTLE);
+    let first_counts = first.max(quiet_since);
+    let not_before = first_counts.plus(SETTLE);
+    if first >= quiet_since && second >= not_before && second <= now {
+        return Ok(());
+    }
+    Err(not_before)
+}
+
+/// What to do with a request. Made by [`decide`] and nowhere else.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Decision {
+    /// Run the handler.
+    Execute(Lease),
+    /// Accepted for later.
+    Accepted,
+    /// Send the stored reply again.
+    Replay {
+        /// The stored reply.
+        reply: Reply,
+        /// When it will be gone.
+        expires_at: Timestamp,
+        /// Which use of the key it belongs to.
+        generation: u32,
+    },
+    /// Answer without executing.
+    Refuse(Refusal),
+}
+
+/// Why a request is answered without executing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The key was used for another request.
+    Mismatch,
+    /// An attempt is at work.
+    InProgress {
+        /// When asking again makes sense.
+        retry_after: Duration,
+    },
+    /// May have acted; nobody knows yet.
+    OutcomeUnknown,
+    /// Retention is over, and a tombstone remembers.
+    Expired,
+    /// It completed with this status, and its body was not kept.
+    ReplyNotStored {
+        /// The status of the reply.
+        status: http::StatusCode,
+    },
+    /// The key is new, and this caller may only look.
+    NotTaken,
+}
+
+/// Turns what the store found into what happens. The mismatch check comes first, in every state.
+pub fn decide(reservation: Reservation, ask: &Ask, now: Timestamp) -> Decision {
+    let record = match reservation {
+        Reservation::Granted { lease, .. } => return Decision::Execute(lease),
+        Reservation::Accepted { .. } => return Decision::Accepted,
+        Reservation::Free => return Decision::Refuse(Refusal::NotTaken),
+        Reservation::Occupied { record, .. } => record,
+    };
+    if record.fingerprint != ask.fingerprint {
+        return Decision::Refuse(Refusal::Mismatch);
+    }
+    let expires_at = record.expires_at;
+    let generation = record.generation;
+    match (record.state, record.reply) {
+        (State::Completed, Some(reply)) => match reply.body {
+            ReplyBody::Stored(_) => Decision::Replay { reply, expires_at, generation },
+            ReplyBody::NotStored => {
+                Decision::Refuse(Refusal::ReplyNotStored { status: reply.status })
+            }
+        },
+        (State::Expired, _) => Decision::Refuse(Refusal::Expired),
+        (State::Unknown, _) => Decision::Refuse(Refusal::OutcomeUnknown),
+        // A completed record without a reply would be damaged; stores refuse to load one.
+        (State::Completed | State::Pending | State::InProgress | State::FailedRetryable, _) => {
+            let retry_after = record.lease_until.since(now).clamp(SOONEST, LATEST);
+            Decision::Refuse(Refusal::InProgress { retry_after })
+        }
+    }
+}
+
+/// Bounds of the advice to come back: a lease says how long an attempt may be silent, not how long
+/// it takes, so that most are done long before it ends.
+const SOONEST: Duration = Duration::from_secs(1);
+const LATEST: Duration = Duration::from_secs(5);

@@ -1,0 +1,78 @@
+//! What can be seen from outside: metric names and where they are counted. No keys, bodies or
+//! credentials, and no label that a client can choose.
+
+use std::time::Duration;
+
+use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+
+/// The twelve counters that every Onceward process has from its start.
+pub const COUNTERS: [(&str, &str); 12] = [
+    (RESERVE_CREATED, "keys reserved for the first time"),
+    (RESERVE_REPLAY, "stored replies sent again"),
+    (RESERVE_IN_PROGRESS, "requests that met an attempt at work"),
+    (RESERVE_KEY_MISUSE, "keys reused for another request"),
+    (RESERVE_FAILED_RETRY, "keys reserved again after an attempt that did not act"),
+    (RESERVE_UNKNOWN, "requests that met an unknown outcome"),
+    (STORE_ERROR, "store calls that failed"),
+    (ZOMBIE_KEY, "leases that ran out"),
+    (TTL_PRUNED, "records past retention that were dropped"),
+    (RECONCILE_SCHEDULED, "outcomes that became unknown and wait for reconciliation"),
+    (RECONCILE_RESOLVED, "unknown outcomes that were resolved"),
+    (RECONCILE_FAILED, "unknown outcomes that were given up on"),
+];
+
+pub(crate) const RESERVE_CREATED: &str = "api_idempotency_reserve_created_total";
+pub(crate) const RESERVE_REPLAY: &str = "api_idempotency_reserve_replay_total";
+pub(crate) const RESERVE_IN_PROGRESS: &str = "api_idempotency_reserve_in_progress_total";
+pub(crate) const RESERVE_KEY_MISUSE: &str = "api_idempotency_reserve_key_misuse_total";
+pub(crate) const RESERVE_FAILED_RETRY: &str = "api_idempotency_reserve_failed_retry_total";
+pub(crate) const RESERVE_UNKNOWN: &str = "api_idempotency_reserve_unknown_total";
+pub(crate) const STORE_ERROR: &str = "api_idempotency_store_error_total";
+pub(crate) const ZOMBIE_KEY: &str = "api_idempotency_zombie_key_total";
+pub(crate) const TTL_PRUNED: &str = "api_idempotency_ttl_pruned_total";
+pub(crate) const RECONCILE_SCHEDULED: &str = "api_idempotency_reconcile_scheduled_total";
+pub(crate) const RECONCILE_RESOLVED: &str = "api_idempotency_reconcile_resolved_total";
+pub(crate) const RECONCILE_FAILED: &str = "api_idempotency_reconcile_failed_total";
+
+/// How long handlers take, per route: what a lease should be sized by.
+pub const OPERATION_DURATION: &str = "api_idempotency_operation_duration_seconds";
+
+const EMAIL_AS_KEY: &str = "onceward_key_email_total";
+const FENCED_WRITE: &str = "onceward_fenced_write_total";
+const EXPIRED_RUN_AGAIN: &str = "onceward_expired_run_again_total";
+
+/// Describes all metrics and makes the counters appear at 0. Call it once a recorder is installed;
+/// an engine that is built does it by itself.
+pub fn register() {
+    for (name, description) in COUNTERS {
+        describe_counter!(name, Unit::Count, description);
+        counter!(name).increment(0);
+    }
+    describe_histogram!(OPERATION_DURATION, Unit::Seconds, "time a handler took");
+    describe_counter!(EMAIL_AS_KEY, Unit::Count, "keys that were e-mail addresses");
+    describe_counter!(FENCED_WRITE, Unit::Count, "writes of attempts that had lost their right");
+    describe_counter!(EXPIRED_RUN_AGAIN, Unit::Count, "expired keys that ran as a new generation");
+    for name in [EMAIL_AS_KEY, FENCED_WRITE, EXPIRED_RUN_AGAIN] {
+        counter!(name).increment(0);
+    }
+}
+
+pub(crate) fn count(name: &'static str, route: &str) {
+    counter!(name, "route" => route.to_owned()).increment(1);
+}
+
+pub(crate) fn email_as_key() {
+    counter!(EMAIL_AS_KEY).increment(1);
+}
+
+pub(crate) fn fenced_write(route: &str) {
+    counter!(FENCED_WRITE, "route" => route.to_owned()).increment(1);
+}
+
+pub(crate) fn expired_run_again(route: &str) {
+    counter!(EXPIRED_RUN_AGAIN, "route" => route.to_owned()).increment(1);
+}
+
+pub(crate) fn operation_took(route: &str, duration: Duration) {
+    histogram!(OPERATION_DURATION, "route" => route.to_owned()).record(duration.as_secs_f64());
+}

@@ -1,0 +1,238 @@
+//! The operation: a handler's handle on its own record, and the opaque id under which a client may
+//! ask for its state.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+
+use crate::{
+    clock::Clock,
+    key::Key,
+    record::{AttemptId, Fence, Lease, RecordId},
+    scope::Scope,
+};
+
+/// A handler's handle on its own record. In the extensions of every protected request, and an axum
+/// extractor.
+#[derive(Clone)]
+pub struct Operation(Arc<Inner>);
+
+struct Inner {
+    id: RecordId,
+    generation: u32,
+    attempt: AttemptId,
+    attempt_number: u32,
+    fence: Fence,
+    deadline: Mutex<Instant>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Operation {
+    pub(crate) fn new(lease: &Lease, deadline: Instant, clock: Arc<dyn Clock>) -> Self {
+        Operation(Arc::new(Inner {
+            id: lease.id.clone(),
+            generation: lease.generation,
+            attempt: lease.attempt,
+            attempt_number: lease.attempt_number,
+            fence: lease.fence,
+            deadline: Mutex::new(deadline),
+            clock,
+        }))
+    }
+
+    /// The scope and key it belongs to.
+    pub fn id(&self) -> &RecordId {
+        &self.0.id
+    }
+
+    /// Which use of the key this is: 1 unless an expired key runs again.
+    pub fn generation(&self) -> u32 {
+        self.0.generation
+    }
+
+    /// Which attempt of this generation this is. From 2 on, an earlier one was begun and is known
+    /// not to have acted.
+    pub fn attempt_number(&self) -> u32 {
+        self.0.attempt_number
+    }
+
+    /// The random id of this attempt.
+    pub fn attempt(&self) -> AttemptId {
+        self.0.attempt
+    }
+
+    /// The fence of this attempt: larger than that of any attempt before.
+    pub fn fence(&self) -> Fence {
+        self.0.fence
+    }
+
+    /// Whether this attempt still holds its lease by its own monotonic clock. Ask right before an
+    /// effect: a process that was paused must not act on a right it may have lost.
+    pub fn may_act(&self) -> bool {
+        let deadline = *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.clock.monotonic() < deadline
+    }
+
+    pub(crate) fn extend_deadline(&self, deadline: Instant) {
+        *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
+    }
+
+    /// A key for a call to somebody else, the same for every attempt of this generation, so that
+    /// a downstream that knows idempotency keys does not act twice either.
+    pub fn derived_key(&self, name: &str) -> String {
+        let mut hash = Sha256::new();
+        hash.update(b"onceward-derived-key/1");
+        for part in [self.0.id.scope.as_str(), self.0.id.key.as_str(), name] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        hash.update(self.0.generation.to_be_bytes());
+        URL_SAFE_NO_PAD.encode(hash.finalize().get(..24).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("id", &self.0.id)
+            .field("generation", &self.0.generation)
+            .field("attempt_number", &self.0.attempt_number)
+            .field("fence", &self.0.fence)
+            .finish()
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<S: Send + Sync> axum_core::extract::FromRequestParts<S> for Operation {
+    type Rejection = NotProtected;
+
+    async fn from_request_parts(
+        parts: &mut http::request::Parts,
+        _state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        parts.extensions.get::<Operation>().cloned().ok_or(NotProtected)
+    }
+}
+
+/// A handler asked for its operation, and the request did not come through the layer with a key.
+#[cfg(feature = "axum")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this route is not behind an Idempotency layer, or the request has no key")]
+pub struct NotProtected;
+
+#[cfg(feature = "axum")]
+impl axum_core::response::IntoResponse for NotProtected {
+    fn into_response(self) -> axum_core::response::Response {
+        (http::StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+    }
+}
+
+/// The id under which a client asks for the state of its operation. Opaque, so that the key does not
+/// appear in addresses and access logs; it is the key sealed for its scope, so that no store needs
+/// an index for it and nobody else's id opens.
+pub(crate) mod sealed_id {
+    use base64::Engine as _;
+
+    use super::{Digest, Hmac, Key, KeyInit, Mac, Scope, Sha256, URL_SAFE_NO_PAD};
+
+    const TAG_LEN: usize = 16;
+
+    pub(crate) fn seal(scope: &Scope, key: &Key) -> String {
+        let secret = secret_of(scope);
+        let tag = mac(&secret, &[b"tag", key.as_str().as_bytes()]);
+        let tag = tag.get(..TAG_LEN).unwrap_or_default();
+        let sealed = [tag, &masked(&secret, tag, key.as_str().as_bytes())].concat();
+        URL_SAFE_NO_PAD.encode(sealed)
+    }
+
+    pub(crate) fn open(scope: &Scope, id: &str) -> Option<Key> {
+        let sealed = URL_SAFE_NO_PAD.decode(id).ok()?;
+        let (tag, body) = sealed.split_at_checked(TAG_LEN)?;
+        let secret = secret_of(scope);
+        let key = String::from_utf8(masked(&secret, tag, body)).ok()?;
+        let expected = mac(&secret, &[b"tag", key.as_bytes()]);
+        if expected.get(..TAG_LEN) != Some(tag) {
+            return None;
+        }
+        Key::new(key).ok()
+    }
+
+    fn secret_of(scope: &Scope) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update(b"onceward-operation-id/1");
+        hash.update(scope.as_str());
+        hash.finalize().into()
+    }
+
+    fn masked(secret: &[u8; 32], tag: &[u8], bytes: &[u8]) -> Vec<u8> {
+        let blocks = (0_u64..).flat_map(|block| mac(secret, &[b"mask", tag, &block.to_be_bytes()]));
+        bytes.iter().zip(blocks).map(|(byte, mask)| byte ^ mask).collect()
+    }
+
+    fn mac(secret: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+        let mut block = [0; 64];
+        block.iter_mut().zip(secret).for_each(|(byte, secret)| *byte = *secret);
+        let mut mac = Hmac::<Sha256>::new(&block.into());
+        parts.iter().for_each(|part| mac.update(part));
+        mac.finalize().into_bytes().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(scope: &str, key: &str) -> RecordId {
+        RecordId { scope: Scope::new(scope).expect("scope"), key: Key::new(key).expect("key") }
+    }
+
+    fn operation(scope: &str, key: &str, generation: u32, attempt: u8) -> Operation {
+        let lease = Lease {
+            id: id(scope, key),
+            attempt: AttemptId::from_bytes([attempt; 16]),
+            fence: Fence::from_stored(i64::from(attempt)),
+            generation,
+            attempt_number: u32::from(attempt),
+            until: crate::clock::Timestamp::from_micros(0),
+        };
+        Operation::new(&lease, Instant::now(), Arc::new(crate::clock::SystemClock))
+    }
+
+    #[test]
+    fn an_operation_id_opens_in_its_scope_only() {
+        let mine = id("acme", "order-0000000000000001");
+        let sealed = sealed_id::seal(&mine.scope, &mine.key);
+        assert_eq!(sealed_id::open(&mine.scope, &sealed), Some(mine.key));
+        assert_eq!(sealed_id::open(&Scope::new("evil").expect("scope"), &sealed), None);
+        assert!(!sealed.contains("order"));
+    }
+
+    #[test]
+    fn a_damaged_operation_id_does_not_open() {
+        let mine = id("acme", "order-0000000000000001");
+        for damaged in ["", "AAAA", "not base64!", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] {
+            assert_eq!(sealed_id::open(&mine.scope, damaged), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn a_derived_key_is_stable_across_attempts_and_differs_otherwise() {
+        let first = operation("acme", "key-1", 1, 1).derived_key("charge");
+        assert_eq!(operation("acme", "key-1", 1, 2).derived_key("charge"), first);
+        for other in [
+            operation("acme", "key-1", 2, 1).derived_key("charge"),
+            operation("acme", "key-2", 1, 1).derived_key("charge"),
+            operation("evil", "key-1", 1, 1).derived_key("charge"),
+            operation("acme", "key-1", 1, 1).derived_key("refund"),
+            operation("acmek", "ey-1", 1, 1).derived_key("charge"),
+        ] {
+            assert_ne!(other, first);
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Policies: the rules for a route, and which route a request belongs to.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Method, StatusCode};
+
+use crate::{fingerprint::Recipe, profile::Profile, record::Effects};
+
+mod route;
+pub use route::{BadPattern, Pattern, Routes};
+
+/// The rules for a route. Start with [`Policy::required`], [`Policy::optional`] or
+/// [`Policy::of_profile`].
+#[derive(Clone, Debug)]
+pub struct Policy {
+    pub(crate) name: Arc<str>,
+    pub(crate) profile: Profile,
+    pub(crate) presence: Presence,
+    pub(crate) methods: Methods,
+    pub(crate) effects: Effects,
+    pub(crate) in_flight: InFlight,
+    pub(crate) server_errors: ServerErrors,
+    pub(crate) expired_runs_again: bool,
+    pub(crate) lease: Duration,
+    pub(crate) max_execution: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) tombstone: Duration,
+    pub(crate) recipe: Recipe,
+    pub(crate) request_bytes_max: usize,
+    pub(crate) reply_bytes_max: usize,
+    pub(crate) schema_version: Option<Arc<str>>,
+}
+
+/// Whether a key has to be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// A request without one is refused with 400.
+    Required,
+    /// A request without one runs unprotected.
+    Optional,
+}
+
+/// Which methods a policy protects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Methods {
+    /// POST and PATCH. Others need no key, and a key on them is ignored.
+    Unsafe,
+    /// PUT and DELETE too.
+    UnsafeAndIdempotent,
+}
+
+impl Methods {
+    pub(crate) fn contains(self, method: &Method) -> bool {
+        match self {
+            Methods::Unsafe => matches!(*method, Method::POST | Method::PATCH),
+            Methods::UnsafeAndIdempotent => {
+                matches!(*method, Method::POST | Method::PATCH | Method::PUT | Method::DELETE)
+            }
+        }
+    }
+}
+
+/// What a retry gets while the first attempt is at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlight {
+    /// 409 and advice when to come back.
+    Conflict,
+    /// It waits for the reply, at most this long; then 409.
+    Wait(Duration),
+    /// 202 and the address of the operation's status.
+    Accepted,
+}
+
+/// What a handler's own 5xx means, other than 502 and 504.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerErrors {
+    /// Unknown where effects are external, else a retry runs fresh.
+    ByEffects,
+    /// A retry runs fresh.
+    Retry,
+    /// It is stored and replayed like any other reply.
+    Store,
+    /// Unknown.
+    Unknown,
+}
+
+/// A setting that would break a promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPolicy {
+    /// Too short for any client's retries.
+    #[error("retention must be at least one hour")]
+    RetentionTooShort,
+    /// No attempt could hold it.
+    #[error("a lease must be at least one second")]
+    LeaseTooShort,
+    /// Nothing could run.
+    #[error("max_execution must be at least one second")]
+    ExecutionTooShort,
+    /// No store of this release can keep the promise.
+    #[error(
+        "effects `{0}` need a handler that completes inside its own transaction, which this version does not offer"
+    )]
+    NeedsTransactions(&'static str),
+}
+
+impl Policy {
+    /// A request must carry a key. The rules of the profile `ietf`.
+    pub fn required() -> Self {
+        Policy {
+            name: "default".into(),
+            profile: Profile::Ietf,
+            presence: Presence::Required,
+            methods: Methods::Unsafe,
+            effects: Effects::Undeclared,
+            in_flight: InFlight::Conflict,
+            server_errors: ServerErrors::ByEffects,
+            expired_runs_again: false,
+            lease: Duration::from_secs(60),
+            max_execution: Duration::from_secs(300),
+            retention: Duration::from_secs(24 * 3600),
+            tombstone: Duration::from_secs(30 * 24 * 3600),
+            recipe: Recipe::canonical(),
+            request_bytes_max: 1 << 20,
+            reply_bytes_max: 1 << 20,
+            schema_version: None,
+        }
+    }
+
+    /// A request may carry a key, and runs unprotected without one.
+    pub fn optional() -> Self {
+        Policy { presence: Presence::Optional, ..Self::required() }
+    }
+
+    /// The rules of a profile.
+    pub fn of_profile(profile: Profile) -> Self {
+        match profile {
+            Profile::Ietf => Self::required(),
+            Profile::Stripe => Policy {
+                profile,
+                server_errors: ServerErrors::Store,
+                expired_runs_again: true,
+                ..Self::optional()
+            },
+        }
+    }
+
+    /// Names the policy in metrics, logs and records. [`Routes`] names policies by their pattern.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Whether a key has to be there.
+    #[must_use]
+    pub fn presence(mut self, presence: Presence) -> Self {
+        self.presence = presence;
+        self
+    }
+
+    /// Which methods are protected.
+    #[must_use]
+    pub fn methods(mut self, methods: Methods) -> Self {
+        self.methods = methods;
+        self
+    }
+
+    /// Declares what the work can do to the world.
+    ///
+    /// # Errors
+    /// For `phased` and `local`, which need a handler that completes inside a transaction.
+    pub fn effects(mut self, effects: Effects) -> Result<Self, BadPolicy> {
+        if matches!(effects, Effects::Phased | Effects::Local) {
+            return Err(BadPolicy::NeedsTransactions(effects.name()));
+        }
+        self.effects = effects;
+        Ok(self)
+    }
+
+    /// What a retry gets while the first attempt is at work. A wait is at most 10 seconds.
+    #[must_use]
+    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
+        self.in_flight = match in_flight {
+            InFlight::Wait(at_most) => InFlight::Wait(at_most.min(InFlight::WAIT_MAX)),
+            other => other,
+        };
+        self
+    }
+
+    /// What a handler's own 5xx means.
+    #[must_use]
+    pub fn server_errors(mut self, server_errors: ServerErrors) -> Self {
+        self.server_errors = server_errors;
+        self
+    }
+
+    /// Whether an expired key runs again, as the next generation, instead of being refused.
+    #[must_use]
+    pub fn expired_runs_again(mut self, runs_again: bool) -> Self {
+        self.expired_runs_again = runs_again;
+        self
+    }
+
+    /// How long an attempt may be silent. It is renewed every third of this while the handler runs.
+    ///
+    /// # Errors
+    /// Under one second.
+    pub fn lease(mut self, lease: Duration) -> Result<Self, BadPolicy> {
+        self.lease = at_least(Duration::from_secs(1), lease, BadPolicy::LeaseTooShort)?;
+        Ok(self)
+    }
+
+    /// How long a handler may take before its outcome is called unknown.
+    ///
+    /// # Errors
+    /// Under one second.
+    pub fn max_execution(mut self, max: Duration) -> Result<Self, BadPolicy> {
+        self.max_execution = at_least(Duration::from_secs(1), max, BadPolicy::ExecutionTooShort)?;
+        Ok(self)
+    }
+
+    /// How long a reply is kept, from completion. Must outlast the longest retries of any client.
+    ///
+    /// # Errors
+    /// Under one hour.
+    pub fn retention(mut self, retention: Duration) -> Result<Self, BadPolicy> {
+        let hour = Duration::from_secs(3600);
+        self.retention = at_least(hour, retention, BadPolicy::RetentionTooShort)?;
+        Ok(self)
+    }
+
+    /// How long a tombstone tells an expired key from a new one. Zero for none.
+    #[must_use]
+    pub fn tombstone(mut self, tombstone: Duration) -> Self {
+        self.tombstone = tombstone;
+        self
+    }
+
+    /// What of a request goes into its fingerprint.
+    #[must_use]
+    pub fn fingerprint(mut self, recipe: Recipe) -> Self {
+        self.recipe = recipe;
+        self
+    }
+
+    /// The largest request body that is taken.
+    #[must_use]
+    pub fn request_bytes_max(mut self, bytes: usize) -> Self {
+        self.request_bytes_max = bytes;
+        self
+    }
+
+    /// The largest reply body that is kept. A larger one is passed on, and retries are told that it
+    /// was not kept.
+    #[must_use]
+    pub fn reply_bytes_max(mut self, bytes: usize) -> Self {
+        self.reply_bytes_max = bytes;
+        self
+    }
+
+    /// The schema version of replies, stored with them and handed back on replay.
+    #[must_use]
+    pub fn schema_version(mut self, version: &str) -> Self {
+        self.schema_version = Some(version.into());
+        self
+    }
+
+    /// The largest request body that is taken.
+    pub fn request_cap(&self) -> usize {
+        self.request_bytes_max
+    }
+
+    /// The largest reply body that is kept.
+    pub fn reply_cap(&self) -> usize {
+        self.reply_bytes_max
+    }
+
+    /// What the handler's answer with this status means.
+    pub(crate) fn meaning_of(&self, status: StatusCode) -> Meaning {
+        match status.as_u16() {
+            // The caller was not let in, or is to come back: nothing was done, and the answer may
+            // be another one next time.
+            401 | 403 | 408 | 425 | 429 => Meaning::NotExecuted,
+            // Somebody between us and the work does not know what became of it.
+            502 | 504 => Meaning::Unknown,
+            500..=599 => match (self.server_errors, self.effects) {
+                (ServerErrors::Store, _) => Meaning::Final,
+                (ServerErrors::Unknown, _)
+                | (ServerErrors::ByEffects, Effects::External | Effects::Phased) => {
+                    Meaning::Unknown
+                }
+                (ServerErrors::Retry | ServerErrors::ByEffects, _) => Meaning::NotExecuted,
+            },
+            _ => Meaning::Final,
+        }
+    }
+}
+
+impl InFlight {
+    /// No request waits longer.
+    pub const WAIT_MAX: Duration = Duration::from_secs(10);
+}
+
+/// What an answer says about the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// It is the reply, for good.
+    Final,
+    /// Nothing was done that a fresh run would double.
+    NotExecuted,
+    /// It may have been done.
+    Unknown,
+}
+
+fn at_least(min: Duration, value: Duration, error: BadPolicy) -> Result<Duration, BadPolicy> {
+    if value < min { Err(error) } else { Ok(value) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,314 @@
+//! The record: what a store holds for one scope and key.
+//!
+//! Two clocks, never one. The lease belongs to an attempt, the retention to the record:
+//!
+//! ```text
+//! reserve        renew      complete                      expires_at           purge
+//!    |--- lease ---|--- lease ---|                              |                  |
+//!    |<-------- in_progress ---->|<------ completed ----------->|<--- tombstone -->|
+//! created_at                finished_at     retention                  no body
+//! ```
+
+use std::{fmt, time::Duration};
+
+use crate::{clock::Timestamp, fingerprint::Fingerprint, key::Key, reply::Reply, scope::Scope};
+
+/// The address of a record: a key within its scope.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RecordId {
+    /// Who asks.
+    pub scope: Scope,
+    /// What the client sent.
+    pub key: Key,
+}
+
+/// One try to execute: 128 random bits, made before `reserve`, so that a lost answer can be asked
+/// for again under the same name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AttemptId([u8; 16]);
+
+impl AttemptId {
+    /// A new attempt.
+    pub fn random() -> Self {
+        AttemptId(rand::random())
+    }
+
+    /// An attempt as a store or a test has it.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        AttemptId(bytes)
+    }
+
+    /// The 128 bits.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AttemptId({:08x})", u128::from_be_bytes(self.0) >> 96)
+    }
+}
+
+/// Says which attempt may still write. Grows with every grant of a record and never returns to an
+/// old value, not even after the record expired, was purged and made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(i64);
+
+impl Fence {
+    /// The fence of the next grant: one more than the last, and at least the time in microseconds,
+    /// so that it grows without a counter that would outlive the record.
+    pub fn next(previous: Option<Fence>, now: Timestamp) -> Fence {
+        let after_previous = previous.map_or(1, |fence| fence.0.saturating_add(1));
+        Fence(after_previous.max(now.as_micros()))
+    }
+
+    /// A fence as a store has it.
+    pub const fn from_stored(number: i64) -> Self {
+        Fence(number)
+    }
+
+    /// The number.
+    pub const fn number(self) -> i64 {
+        self.0
+    }
+}
+
+/// Where a record stands. Stored by these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// Accepted, and nobody has begun.
+    Pending,
+    /// An attempt holds the lease.
+    InProgress,
+    /// There is a final reply, be it a success or an error.
+    Completed,
+    /// Known not to have acted: the same request may run again.
+    FailedRetryable,
+    /// May have acted. Only a reconciler or an operator moves it on.
+    Unknown,
+    /// Retention is over: a tombstone without a body.
+    Expired,
+}
+
+impl State {
+    /// All states.
+    pub const ALL: [State; 6] = [
+        State::Pending,
+        State::InProgress,
+        State::Completed,
+        State::FailedRetryable,
+        State::Unknown,
+        State::Expired,
+    ];
+
+    /// The name under which the state is stored and shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            State::Pending => "pending",
+            State::InProgress => "in_progress",
+            State::Completed => "completed",
+            State::FailedRetryable => "failed_retryable",
+            State::Unknown => "unknown",
+            State::Expired => "expired",
+        }
+    }
+
+    /// The state of that name.
+    pub fn from_name(name: &str) -> Option<State> {
+        State::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Whether retention runs: nothing is going on and nothing is open.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, State::Completed | State::FailedRetryable | State::Expired)
+    }
+}
+
+/// What the work behind a route can do to the world; decides what an expired lease means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Effects {
+    /// Nothing was declared: treated as external when an attempt vanishes.
+    Undeclared,
+    /// Calls somebody else: a vanished attempt may have acted.
+    External,
+    /// Runs in phases and effects, and can be resumed at its recovery point.
+    Phased,
+    /// Only writes that commit together with the reply: a vanished attempt was rolled back.
+    Local,
+    /// No effect at all: can always run again.
+    None,
+}
+
+impl Effects {
+    /// All declarations.
+    pub const ALL: [Effects; 5] =
+        [Effects::Undeclared, Effects::External, Effects::Phased, Effects::Local, Effects::None];
+
+    /// The name in configuration and stores.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Effects::Undeclared => "undeclared",
+            Effects::External => "external",
+            Effects::Phased => "phased",
+            Effects::Local => "local",
+            Effects::None => "none",
+        }
+    }
+
+    /// The declaration of that name.
+    pub fn from_name(name: &str) -> Option<Effects> {
+        Effects::ALL.into_iter().find(|effects| effects.name() == name)
+    }
+}
+
+/// What a store holds for one scope and key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Its address.
+    pub id: RecordId,
+    /// What was asked.
+    pub fingerprint: Fingerprint,
+    /// Which use of the key this is: 1, then one more each time an expired key ran again.
+    pub generation: u32,
+    /// Where it stands.
+    pub state: State,
+    /// The last attempt that was granted, or that accepted the record.
+    pub attempt: AttemptId,
+    /// The fence of that grant.
+    pub fence: Fence,
+    /// How many attempts were granted in this generation.
+    pub attempts: u32,
+    /// What the work can do to the world, as declared when it was reserved.
+    pub effects: Effects,
+    /// The name of the policy under which it was reserved.
+    pub route: Box<str>,
+    /// The request's method, for operators.
+    pub method: Box<str>,
+    /// The request's path without its query, for operators.
+    pub path: Box<str>,
+    /// When this generation was first seen.
+    pub created_at: Timestamp,
+    /// When the last attempt was granted.
+    pub started_at: Timestamp,
+    /// Until when that attempt may be silent.
+    pub lease_until: Timestamp,
+    /// How long one attempt may go on renewing.
+    pub max_execution: Duration,
+    /// When the record came to rest.
+    pub finished_at: Option<Timestamp>,
+    /// When retention ends. Counts in terminal states only.
+    pub expires_at: Timestamp,
+    /// How long the record is kept from completion on.
+    pub retention: Duration,
+    /// How long its tombstone is kept after that; zero for none.
+    pub tombstone: Duration,
+    /// The stored answer, in `completed` only.
+    pub reply: Option<Reply>,
+    /// Why the last attempt did not complete, as a stable code.
+    pub last_error: Option<Box<str>>,
+    /// When the reconciler should look at it, in `unknown` only.
+    pub reconcile_after: Option<Timestamp>,
+    /// Nothing stands behind this tombstone: an operator withdrew the reply, or the generation never
+    /// acted. The next use runs as a new generation whatever the policy.
+    pub void: bool,
+}
+
+impl Record {
+    /// When the tombstone goes too, and the key is new.
+    pub fn purge_at(&self) -> Timestamp {
+        self.expires_at.plus(self.tombstone)
+    }
+
+    /// Whether an attempt is alive, as far as the store can know.
+    pub fn lease_is_live(&self, now: Timestamp) -> bool {
+        self.state == State::InProgress && now < self.lease_until
+    }
+}
+
+/// The right of one attempt to execute. Dropping it releases nothing: an attempt that vanished may
+/// have done its work.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a lease that is not completed, released or marked unknown blocks its key until it ends"]
+pub struct Lease {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt that holds the lease.
+    pub attempt: AttemptId,
+    /// The fence of this grant.
+    pub fence: Fence,
+    /// The generation of the record.
+    pub generation: u32,
+    /// Which attempt of this generation it is: 1 for the first.
+    pub attempt_number: u32,
+    /// When it ends, by the store's clock, unless it is renewed.
+    pub until: Timestamp,
+}
+
+/// Something that happened to a record and that a person may have to understand later. Kept apart
+/// from the record, with a retention of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditRecord {
+    /// When.
+    pub at: Timestamp,
+    /// Which record.
+    pub id: RecordId,
+    /// Which generation of it.
+    pub generation: u32,
+    /// What happened.
+    pub event: AuditEvent,
+    /// The attempt it is about.
+    pub attempt: AttemptId,
+    /// The fence that attempt held.
+    pub fence: Fence,
+    /// Who did it, and why, in words. Empty for what happens by itself.
+    pub reason: Box<str>,
+    /// The reply that came with it: evidence, when it was not applied.
+    pub reply: Option<Reply>,
+}
+
+/// Kinds of audit records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AuditEvent {
+    /// A lease ran out and the record was moved on by its declared effects.
+    LeaseExpired,
+    /// The attempt that was marked unknown completed after all.
+    LateCompletion,
+    /// A result came from an attempt that had lost its right; it was kept and not applied.
+    SupersededResult,
+    /// An unknown outcome was found to be completed.
+    ResolvedCompleted,
+    /// An unknown outcome was found not to have executed.
+    Released,
+    /// A stored reply was withdrawn.
+    Voided,
+}
+
+impl AuditEvent {
+    /// All events.
+    pub const ALL: [AuditEvent; 6] = [
+        AuditEvent::LeaseExpired,
+        AuditEvent::LateCompletion,
+        AuditEvent::SupersededResult,
+        AuditEvent::ResolvedCompleted,
+        AuditEvent::Released,
+        AuditEvent::Voided,
+    ];
+
+    /// The name under which the event is stored and shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AuditEvent::LeaseExpired => "lease_expired",
+            AuditEvent::LateCompletion => "late_completion",
+            AuditEvent::SupersededResult => "superseded_result",
+            AuditEvent::ResolvedCompleted => "resolved_completed",
+            AuditEvent::Released => "released",
+            AuditEvent::Voided => "voided",
+        }
+    }
+
+    /// The event of that name.
+    pub fn from_name(name: &str) -> Option<AuditEvent> {
+        AuditEvent::ALL.into_iter().find(|event| event.name() == name)
+    }
+}

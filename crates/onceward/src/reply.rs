@@ -1,0 +1,212 @@
+//! The reply: a stored answer, and the HTTP responses made of it.
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
+    header::{CACHE_CONTROL, CONNECTION},
+    response::Parts,
+};
+
+use crate::clock::Timestamp;
+
+/// Marks a replay.
+pub static IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+/// When the stored reply will be gone, as an HTTP date.
+pub static IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
+/// Which use of the key this is, when it is not the first.
+pub static IDEMPOTENCY_GENERATION: HeaderName = HeaderName::from_static("idempotency-generation");
+/// What Onceward did with the request.
+pub static ONCEWARD_OUTCOME: HeaderName = HeaderName::from_static("onceward-outcome");
+/// The schema version of the reply, as the route declared it.
+pub static ONCEWARD_SCHEMA_VERSION: HeaderName = HeaderName::from_static("onceward-schema-version");
+/// A handler's own word on whether it acted: `no` or `maybe`.
+pub static ONCEWARD_EXECUTED: HeaderName = HeaderName::from_static("onceward-executed");
+/// Which attempt of this generation a handler sees, from the second on.
+pub static ONCEWARD_ATTEMPT: HeaderName = HeaderName::from_static("onceward-attempt");
+
+/// A stored answer. Sent again, it is the same bytes every time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers that are kept, in order, repeated ones too.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The body, if it was small enough to keep.
+    pub body: ReplyBody,
+    /// The version of the reply's schema, as the route declared it.
+    pub schema_version: Option<Box<str>>,
+}
+
+/// The body of a stored answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplyBody {
+    /// All of it.
+    Stored(Bytes),
+    /// It was over the cap. The record says that the work is done, and a retry is told so.
+    NotStored,
+}
+
+impl Reply {
+    /// Keeps of a response what may be sent again.
+    pub fn capture(parts: &Parts, body: ReplyBody, schema_version: Option<&str>) -> Reply {
+        let named = named_by_connection(&parts.headers);
+        let kept = parts.headers.iter().filter(|(name, _)| is_kept(name) && !named.contains(*name));
+        Reply {
+            status: parts.status,
+            headers: kept.map(|(name, value)| (name.clone(), value.clone())).collect(),
+            body,
+            schema_version: schema_version.map(Into::into),
+        }
+    }
+
+    /// The stored body; empty when it was not kept.
+    pub fn body_bytes(&self) -> Bytes {
+        match &self.body {
+            ReplyBody::Stored(body) => body.clone(),
+            ReplyBody::NotStored => Bytes::new(),
+        }
+    }
+
+    /// The response for a retry.
+    pub fn replay(self, expires_at: Timestamp, generation: u32) -> Response<Bytes> {
+        let body = self.body_bytes();
+        let mut response = Response::new(body);
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.reserve(self.headers.len() + 5);
+        for (name, value) in self.headers {
+            headers.append(name, value);
+        }
+        headers.insert(&IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        describe(headers, "replayed", Some(expires_at), generation);
+        describe_schema(headers, self.schema_version.as_deref());
+        response
+    }
+}
+
+/// Says on a keyed answer what Onceward did, and until when the reply can be had again.
+pub fn describe(
+    headers: &mut HeaderMap,
+    outcome: &'static str,
+    expires_at: Option<Timestamp>,
+    generation: u32,
+) {
+    headers.insert(&ONCEWARD_OUTCOME, HeaderValue::from_static(outcome));
+    if let Some(expires_at) = expires_at {
+        let date = httpdate::fmt_http_date(expires_at.to_system_time());
+        if let Ok(date) = HeaderValue::from_str(&date) {
+            headers.insert(&IDEMPOTENCY_EXPIRES, date);
+        }
+    }
+    if generation > 1 {
+        headers.insert(&IDEMPOTENCY_GENERATION, HeaderValue::from(generation));
+    }
+}
+
+/// Names the schema version on a keyed answer.
+pub fn describe_schema(headers: &mut HeaderMap, schema_version: Option<&str>) {
+    if let Some(Ok(version)) = schema_version.map(HeaderValue::from_str) {
+        headers.insert(&ONCEWARD_SCHEMA_VERSION, version);
+    }
+}
+
+/// Headers that belong to one message, one connection or one browser, and must not be sent again.
+const NOT_KEPT: [&str; 27] = [
+    // One message: made anew for each.
+    "date",
+    "age",
+    "content-length",
+    "server-timing",
+    "traceparent",
+    "tracestate",
+    // One connection (RFC 9110, 7.6.1).
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "alt-svc",
+    // One caller's credentials.
+    "set-cookie",
+    "set-cookie2",
+    "www-authenticate",
+    "proxy-authenticate",
+    "authentication-info",
+    "proxy-authentication-info",
+    "clear-site-data",
+    // Ours: said anew on each answer.
+    "idempotent-replayed",
+    "idempotency-expires",
+    "idempotency-generation",
+    "onceward-outcome",
+    "onceward-schema-version",
+    "onceward-executed",
+];
+
+fn is_kept(name: &HeaderName) -> bool {
+    // CORS answers are about the origin that asked, which may be another one next time.
+    !NOT_KEPT.contains(&name.as_str()) && !name.as_str().starts_with("access-control-")
+}
+
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn captured(headers: &[(&'static str, &'static str)]) -> Reply {
+        let mut response = Response::builder().status(201);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        let (parts, body) = response.body(Bytes::from_static(b"{}")).expect("valid").into_parts();
+        Reply::capture(&parts, ReplyBody::Stored(body), Some("v2"))
+    }
+
+    #[test]
+    fn repeated_headers_are_kept_in_order() {
+        let reply = captured(&[("link", "<a>"), ("etag", "x"), ("link", "<b>"), ("link", "<a>")]);
+        let response = reply.replay(Timestamp::from_micros(0), 1);
+        let links: Vec<_> = response.headers().get_all("link").iter().collect();
+        assert_eq!(links, ["<a>", "<b>", "<a>"]);
+        assert_eq!(response.headers()["etag"], "x");
+    }
+
+    #[test]
+    fn what_belongs_to_one_caller_or_connection_is_not_kept() {
+        let reply = captured(&[
+            ("set-cookie", "session=1"),
+            ("date", "Thu, 01 Jan 1970 00:00:00 GMT"),
+            ("access-control-allow-origin", "https://a.example"),
+            ("www-authenticate", "Basic"),
+            ("transfer-encoding", "chunked"),
+            ("connection", "close, X-Hop"),
+            ("x-hop", "1"),
+            ("content-length", "2"),
+            ("x-kept", "1"),
+        ]);
+        let names: Vec<_> = reply.headers.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["x-kept"]);
+    }
+
+    #[test]
+    fn a_replay_says_that_it_is_one() {
+        let response = captured(&[("cache-control", "max-age=60")])
+            .replay(Timestamp::from_micros(1_000_000_000_000_000), 3);
+        let header = |name: &str| response.headers()[name].to_str().expect("text");
+        assert_eq!(header("idempotent-replayed"), "true");
+        assert_eq!(header("cache-control"), "no-store");
+        assert_eq!(header("onceward-outcome"), "replayed");
+        assert_eq!(header("idempotency-expires"), "Sun, 09 Sep 2001 01:46:40 GMT");
+        assert_eq!(header("idempotency-generation"), "3");
+        assert_eq!(header("onceward-schema-version"), "v2");
+        assert_eq!(response.status(), 201);
+        assert_eq!(response.body().as_ref(), b"{}");
+    }
+}

@@ -1,0 +1,368 @@
+//! What can be asked of a store.
+//!
+//! A store decides one thing, whether a record is free, and returns the record that is in the way in
+//! the same round trip. Everything else is decided by [`crate::machine`]. Stores that can run Rust
+//! inside their atomic step call the machine directly; the others repeat its rules in their own
+//! language and are held to them by the suite in `onceward::testing`.
+
+use std::{fmt, future::Future, pin::Pin, time::Duration};
+
+use crate::{
+    clock::Timestamp,
+    fingerprint::Fingerprint,
+    record::{AttemptId, AuditRecord, Effects, Fence, Lease, Record, RecordId, State},
+    reply::Reply,
+};
+
+mod memory;
+
+pub use memory::MemoryStore;
+
+/// What a store method returns: boxed, so that stores are chosen at run time.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Keeps records. Every method is one atomic step.
+///
+/// # What an implementation promises
+///
+/// 1. `reserve` grants a record to at most one attempt at a time, and each grant has a larger fence
+///    than any grant of that scope and key before.
+/// 2. A write whose attempt or fence is not the record's changes nothing and answers
+///    [`Written::Superseded`].
+/// 3. Every call may be repeated with the same arguments after a lost answer: a repeated `reserve`
+///    of one attempt answers [`Reservation::Granted`] again, a repeated write
+///    [`Written::AlreadyMine`].
+/// 4. What was acknowledged survives a crash, as far as the store's own page promises.
+/// 5. A damaged record is an error, never an absent one.
+///
+/// `onceward::testing::store_suite!` checks these.
+///
+/// # Cancel safety
+///
+/// Every future may be dropped at any await. The step then happened as a whole or not at all, and
+/// the store stays usable; the caller does not know which and repeats the call to learn it.
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// Takes the record if it is free, else returns what is in the way.
+    fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation>;
+
+    /// Takes a pending record for execution. Answers as `reserve` does.
+    fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation>;
+
+    /// Renews, completes, releases or marks unknown, guarded by the lease's attempt and fence.
+    fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written>;
+
+    /// Decides from outside what nobody inside can know: the reconciler and operators.
+    fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved>;
+
+    /// The record as it stands now, expiry taken into account.
+    fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>>;
+
+    /// The audit records of one scope and key, oldest first.
+    fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>>;
+
+    /// Moves at most `limit` records on whose lease ran out, and tells which.
+    fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>>;
+
+    /// Drops the bodies of at most `limit` records past retention and purges tombstones past
+    /// theirs. Never touches a record that is not terminal.
+    fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped>;
+
+    /// Whether the store answers: for readiness, and for the breaker's probe.
+    fn ping(&self) -> StoreFuture<'_, ()>;
+
+    /// Compares the identity settings with those the store was first used with, and remembers them
+    /// if it is new. See [`Identity`].
+    fn check_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, IdentityCheck>;
+
+    /// Replaces the remembered identity settings: an operator's decision.
+    fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()>;
+}
+
+/// Everything `reserve` needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The record.
+    pub id: RecordId,
+    /// What is asked.
+    pub fingerprint: Fingerprint,
+    /// The attempt that asks; the same one when the call is repeated.
+    pub attempt: AttemptId,
+    /// Whether to execute, to accept for later, or only to look.
+    pub mode: Mode,
+    /// How long the attempt may be silent.
+    pub lease: Duration,
+    /// How long the attempt may go on renewing.
+    pub max_execution: Duration,
+    /// How long the record is kept once it is at rest.
+    pub retention: Duration,
+    /// How long its tombstone is kept after that.
+    pub tombstone: Duration,
+    /// Whether an expired key may run again as the next generation.
+    pub expired_runs_again: bool,
+    /// What the work can do to the world.
+    pub effects: Effects,
+    /// The name of the policy.
+    pub route: Box<str>,
+    /// The request's method.
+    pub method: Box<str>,
+    /// The request's path without its query.
+    pub path: Box<str>,
+}
+
+/// What a free record is reserved for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// To execute at once.
+    Execute,
+    /// To be executed later by whoever claims it.
+    Accept,
+    /// Not at all: a caller without quota, or a process that drains, still gets its replays.
+    LookupOnly,
+}
+
+/// Everything `claim` needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt that claims.
+    pub attempt: AttemptId,
+    /// How long it may be silent.
+    pub lease: Duration,
+}
+
+/// All a store may decide: free, or not.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Reservation {
+    /// The attempt may execute.
+    Granted {
+        /// Its right to do so.
+        lease: Lease,
+        /// Why the record was free.
+        found: Found,
+    },
+    /// The record was free and is now pending ([`Mode::Accept`]).
+    Accepted {
+        /// Why the record was free.
+        found: Found,
+    },
+    /// A record is in the way.
+    Occupied {
+        /// As it stands now.
+        record: Box<Record>,
+        /// This very call found its lease run out and moved it on.
+        lease_ran_out: bool,
+    },
+    /// Nothing is in the way and nothing was taken ([`Mode::LookupOnly`], or nothing to claim).
+    Free,
+}
+
+/// Why a record was free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// There was none.
+    Absent,
+    /// Known not to have acted.
+    Retryable,
+    /// An attempt without effects, or one that can be resumed, ran out of its lease.
+    LeaseOver,
+    /// Past retention: this is a new generation.
+    Expired,
+    /// It waited to be claimed.
+    Pending,
+    /// This attempt has it already: the answer to the first call was lost.
+    Mine,
+}
+
+/// What an attempt may write to its record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    /// Move the end of the lease to now plus this.
+    Renew(Duration),
+    /// Store the final reply.
+    Complete(Reply),
+    /// Known not to have acted: the same request may run again. With a stable code that says why.
+    Release(Box<str>),
+    /// May have acted. With a stable code that says why.
+    MarkUnknown(Box<str>),
+}
+
+/// Whether the write was the attempt's to make.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Written {
+    /// It was, and is durable.
+    Applied,
+    /// It was made before, by this attempt. With the stored reply of a completed record.
+    AlreadyMine(Option<Reply>),
+    /// It was not: the record moved on. A reply is kept as evidence and not applied.
+    Superseded(Option<Box<Record>>),
+}
+
+/// A decision about a record from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolve {
+    /// The record.
+    pub id: RecordId,
+    /// The generation that was looked at.
+    pub generation: u32,
+    /// The fence that was looked at: if the record moved since, nothing happens.
+    pub fence: Fence,
+    /// What is decided.
+    pub resolution: Resolution,
+    /// By whom and why.
+    pub reason: Box<str>,
+}
+
+/// What a reconciler or an operator may decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// `unknown` becomes `completed`: this is what had happened.
+    Complete(Reply),
+    /// `unknown` becomes `failed_retryable`: it did not act, and here is how we know.
+    Release(Proof),
+    /// `completed` becomes `expired`: the next use runs as a new generation.
+    Void,
+}
+
+/// How it is known that an unknown attempt did not act.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// A source that cannot be wrong about it, such as the provider's ledger or an operator.
+    Authoritative,
+    /// Two probes that found nothing. Counts only when both came late enough and apart enough: see
+    /// [`crate::machine::SETTLE`].
+    TwoProbes {
+        /// When the first one asked.
+        first: Timestamp,
+        /// When the second one asked.
+        second: Timestamp,
+    },
+}
+
+/// Whether a resolution was applied.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Resolved {
+    /// It was.
+    Applied(Box<Record>),
+    /// There is no such record.
+    Absent,
+    /// The record is not what was looked at, or is not in a state that can be resolved this way.
+    Refused(Box<Record>),
+    /// Proof that a thing did not happen is not accepted before this time.
+    TooEarly {
+        /// From when on it would be.
+        not_before: Timestamp,
+    },
+}
+
+/// A record that the sweeper moved on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Swept {
+    /// Which one.
+    pub id: RecordId,
+    /// Where it stands now.
+    pub state: State,
+    /// The attempt whose lease ran out.
+    pub attempt: AttemptId,
+}
+
+/// What the reaper did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reaped {
+    /// Records that became tombstones.
+    pub expired: u32,
+    /// Tombstones, or records without one, that are gone.
+    pub purged: u32,
+}
+
+/// The settings that make a key what it is: if they drift, every key looks new and everything runs
+/// again. A digest of them lives in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity(Box<str>);
+
+impl Identity {
+    /// The identity of a scope rule, a key syntax and an optional fingerprint key.
+    pub fn new(scope_rule: &str, key_syntax: &str, fingerprint_key: Option<[u8; 8]>) -> Self {
+        use sha2::{Digest, Sha256};
+        let mut hash = Sha256::new();
+        hash.update(b"onceward-identity/1");
+        for part in [scope_rule.as_bytes(), key_syntax.as_bytes()] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        hash.update(fingerprint_key.map_or(vec![0], |id| [&[1][..], &id].concat()));
+        Identity(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// An identity as a store has it.
+    pub fn from_stored(digest: impl Into<Box<str>>) -> Self {
+        Identity(digest.into())
+    }
+
+    /// The digest, in hexadecimal.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What came of comparing identities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum IdentityCheck {
+    /// The store was empty of one, or had the same.
+    Same,
+    /// The store was used with other settings.
+    Different,
+}
+
+/// A store call that failed. `Display` does not repeat the source.
+#[derive(Debug, thiserror::Error)]
+#[error("{store} store: {context}")]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    store: &'static str,
+    context: Box<str>,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// What a caller must know about a failed store call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreErrorKind {
+    /// Nothing happened: safe to repeat.
+    Unavailable,
+    /// May have happened: the answer was lost. Repeat it with the same attempt to learn which.
+    Ambiguous,
+    /// A record cannot be read. Never treated as no record.
+    Corrupt,
+}
+
+impl StoreError {
+    /// An error of the store named `store`.
+    pub fn new(kind: StoreErrorKind, store: &'static str, context: impl Into<Box<str>>) -> Self {
+        StoreError { kind, store, context: context.into(), source: None }
+    }
+
+    /// The same with its cause.
+    #[must_use]
+    pub fn with_source(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What a caller must know about it.
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+
+    /// Whether the same call may succeed when it is repeated.
+    pub fn may_be_repeated(&self) -> bool {
+        self.kind != StoreErrorKind::Corrupt
+    }
+}

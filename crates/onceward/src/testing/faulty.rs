@@ -1,0 +1,177 @@
+//! A store whose calls fail as a test says: before they took effect, after it, or never answered.
+
+use std::{
+    future::pending,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::{
+    record::{AuditRecord, Lease, Record, RecordId},
+    store::{
+        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store,
+        StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+    },
+};
+
+/// Which method of a store is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "named after the methods and writes of a store")]
+pub enum StoreCall {
+    Reserve,
+    Claim,
+    Renew,
+    Complete,
+    Release,
+    MarkUnknown,
+    Resolve,
+    Load,
+    Audit,
+    Sweep,
+    Reap,
+    Ping,
+    CheckIdentity,
+    AcceptIdentity,
+}
+
+impl StoreCall {
+    pub(super) fn of(write: &Write) -> Self {
+        match write {
+            Write::Renew(_) => StoreCall::Renew,
+            Write::Complete(_) => StoreCall::Complete,
+            Write::Release(_) => StoreCall::Release,
+            Write::MarkUnknown(_) => StoreCall::MarkUnknown,
+        }
+    }
+}
+
+/// How a store call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Not at all.
+    None,
+    /// It is refused, and has no effect.
+    Refused,
+    /// It has no effect, and its answer is lost.
+    LostBefore,
+    /// It takes effect, and its answer is lost.
+    LostAfter,
+    /// The record cannot be read.
+    Corrupt,
+    /// It has no effect, and never answers.
+    HangsBefore,
+    /// It takes effect, and never answers.
+    HangsAfter,
+}
+
+type Plan = dyn FnMut(StoreCall, u32) -> Fault + Send;
+
+/// A store whose calls fail as a plan says.
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
+    plan: Mutex<(u32, Box<Plan>)>,
+}
+
+impl FaultyStore {
+    /// A store around `inner`. The plan is asked at every call, with the number of calls before.
+    pub fn new(
+        inner: Arc<dyn Store>,
+        plan: impl FnMut(StoreCall, u32) -> Fault + Send + 'static,
+    ) -> Self {
+        FaultyStore { inner, plan: Mutex::new((0, Box::new(plan))) }
+    }
+
+    fn fault(&self, call: StoreCall) -> Fault {
+        let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = plan.0;
+        plan.0 += 1;
+        (plan.1)(call, number)
+    }
+
+    fn call<'a, T: Send + 'a>(
+        &'a self,
+        call: StoreCall,
+        inner: impl FnOnce() -> StoreFuture<'a, T> + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        Box::pin(async move {
+            let error = |kind| Err(StoreError::new(kind, "faulty", "a fault of the test"));
+            match self.fault(call) {
+                Fault::None => inner().await,
+                Fault::Refused => error(StoreErrorKind::Unavailable),
+                Fault::LostBefore => error(StoreErrorKind::Ambiguous),
+                Fault::Corrupt => error(StoreErrorKind::Corrupt),
+                Fault::HangsBefore => pending().await,
+                Fault::LostAfter => {
+                    inner().await?;
+                    error(StoreErrorKind::Ambiguous)
+                }
+                Fault::HangsAfter => {
+                    inner().await?;
+                    pending().await
+                }
+            }
+        })
+    }
+}
+
+impl std::fmt::Debug for FaultyStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "FaultyStore({:?})", self.inner)
+    }
+}
+
+/// Implements `Store` for a wrapper that has `inner` and `call`.
+macro_rules! wrapped_store {
+    ($wrapper:ty) => {
+        impl Store for $wrapper {
+            fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
+                self.call(StoreCall::Reserve, move || self.inner.reserve(ask))
+            }
+
+            fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
+                self.call(StoreCall::Claim, move || self.inner.claim(claim))
+            }
+
+            fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
+                self.call(StoreCall::of(&write), move || self.inner.write(lease, write))
+            }
+
+            fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
+                self.call(StoreCall::Resolve, move || self.inner.resolve(resolve))
+            }
+
+            fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
+                self.call(StoreCall::Load, move || self.inner.load(id))
+            }
+
+            fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
+                self.call(StoreCall::Audit, move || self.inner.audit(id))
+            }
+
+            fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
+                self.call(StoreCall::Sweep, move || self.inner.sweep(limit))
+            }
+
+            fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
+                self.call(StoreCall::Reap, move || self.inner.reap(limit))
+            }
+
+            fn ping(&self) -> StoreFuture<'_, ()> {
+                self.call(StoreCall::Ping, move || self.inner.ping())
+            }
+
+            fn check_identity<'a>(
+                &'a self,
+                identity: &'a Identity,
+            ) -> StoreFuture<'a, IdentityCheck> {
+                self.call(StoreCall::CheckIdentity, move || self.inner.check_identity(identity))
+            }
+
+            fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
+                self.call(StoreCall::AcceptIdentity, move || self.inner.accept_identity(identity))
+            }
+        }
+    };
+}
+pub(super) use wrapped_store;
+
+wrapped_store!(FaultyStore);

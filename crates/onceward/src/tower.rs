@@ -1,0 +1,330 @@
+//! The tower layer: bodies in, a task of its own, bodies out. No decisions.
+
+use std::{
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header::EXPECT, request::Parts};
+use http_body_util::BodyExt as _;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::{
+    engine::{Admitted, Captured, Engine, Execution, Handler, STATUS_PATH, Settings},
+    operation::Operation,
+    policy::{Policy, Routes},
+    rejection::Rejection,
+    reply::ONCEWARD_ATTEMPT,
+    scope::ScopeRule,
+    store::Store,
+};
+
+mod body;
+pub use body::Body;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Makes the services behind it safe to retry.
+///
+/// ```
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::Arc;
+/// use axum::{Router, routing::post};
+/// use onceward::{Idempotency, MemoryStore, Policy};
+///
+/// let store = Arc::new(MemoryStore::new());
+/// let app: Router = Router::new()
+///     .route("/charges", post(|| async { "charged" }))
+///     .layer(Idempotency::new(store, Policy::required()));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Idempotency {
+    engine: Arc<Engine>,
+}
+
+impl Idempotency {
+    /// A layer with one policy, or with [`Routes`], on a store. The caller is told by the
+    /// `Authorization` credential.
+    pub fn new(store: Arc<dyn Store>, routes: impl Into<Routes>) -> Self {
+        Self::with_settings(store, routes, Settings::default())
+    }
+
+    /// The same where the caller is told in another way.
+    pub fn scoped(store: Arc<dyn Store>, routes: impl Into<Routes>, scope: ScopeRule) -> Self {
+        Self::with_settings(store, routes, Settings { scope, ..Settings::default() })
+    }
+
+    /// The same with all settings.
+    pub fn with_settings(
+        store: Arc<dyn Store>,
+        routes: impl Into<Routes>,
+        settings: Settings,
+    ) -> Self {
+        Idempotency { engine: Arc::new(Engine::new(store, routes.into(), settings)) }
+    }
+
+    /// The engine behind the layer, to drain it at shutdown and to compare its identity with the
+    /// store's at start.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+}
+
+impl From<Arc<Engine>> for Idempotency {
+    fn from(engine: Arc<Engine>) -> Self {
+        Idempotency { engine }
+    }
+}
+
+impl<S> Layer<S> for Idempotency {
+    type Service = Idempotent<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Idempotent { engine: Arc::clone(&self.engine), inner }
+    }
+}
+
+/// A service behind [`Idempotency`].
+#[derive(Clone, Debug)]
+pub struct Idempotent<S> {
+    engine: Arc<Engine>,
+    inner: S,
+}
+
+impl<S, B, C> Service<Request<B>> for Idempotent<S>
+where
+    S: Service<Request<Body<B>>, Response = Response<C>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+    C: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    C::Error: Into<BoxError>,
+{
+    type Response = Response<Body<C>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (parts, body) = request.into_parts();
+        if parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH) {
+            let engine = Arc::clone(&self.engine);
+            return Box::pin(async move { Ok(engine.status(&parts).await.map(Body::full)) });
+        }
+        let policy = self.engine.policy_for(&parts).map(Arc::clone);
+        let admitted = policy.map(|policy| (self.engine.admit(&parts, &policy), policy));
+        match admitted {
+            // Not ours, or without a key where none is needed: no buffering, no task.
+            None | Some((Ok(None), _)) => {
+                let request = Request::from_parts(parts, Body::streaming(body));
+                let response = self.inner.call(request);
+                Box::pin(async move { Ok(response.await?.map(Body::streaming)) })
+            }
+            Some((Ok(Some(admitted)), policy)) => {
+                // Take the service that is ready and leave a clone, so that readiness is used.
+                let clone = self.inner.clone();
+                let ready = std::mem::replace(&mut self.inner, clone);
+                let engine = Arc::clone(&self.engine);
+                let answer = protected(engine, policy, admitted, parts, body, ready);
+                Box::pin(async move { Ok(answer.await) })
+            }
+            Some((Err(rejection), policy)) => {
+                let response = self.engine.reject(rejection, &policy).map(Body::full);
+                Box::pin(async move { Ok(early(&parts, body, response).await) })
+            }
+        }
+    }
+}
+
+async fn protected<S, B, C>(
+    engine: Arc<Engine>,
+    policy: Arc<Policy>,
+    admitted: Admitted,
+    parts: Parts,
+    body: B,
+    service: S,
+) -> Response<Body<C>>
+where
+    S: Service<Request<Body<B>>, Response = Response<C>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+    C: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    C::Error: Into<BoxError>,
+{
+    let request_cap = policy.request_cap();
+    let body = match collect(body, request_cap).await {
+        Collected::Whole(body) => body,
+        Collected::TooLarge(_, rest) => {
+            let rejection = Rejection::body_too_large(request_cap);
+            let response = engine.reject(rejection, &policy).map(Body::full);
+            return early(&parts, rest, response).await;
+        }
+        // The request never arrived as a whole. Nobody is left to read an answer.
+        Collected::Broken => return bad_request(),
+    };
+    let parts = Arc::new(parts);
+    let handler = Call {
+        service,
+        parts: Arc::clone(&parts),
+        body: body.clone(),
+        reply_cap: policy.reply_cap(),
+        streamed: PhantomData::<fn(B)>,
+    };
+    let (sender, answer) = oneshot::channel();
+    // In a task of its own: if the client hangs up, our future is dropped; the handler must still
+    // finish and its reply must still be stored, or the retry would find an open question.
+    tokio::spawn(Arc::clone(&engine).run(admitted, parts, body, handler, sender));
+    match answer.await {
+        Ok(answer) => answer.map(|captured| match captured {
+            Captured::Whole(body) => Body::full(body),
+            Captured::TooLarge(rest) => rest,
+        }),
+        // The task ended without an answer: the runtime is being shut down.
+        Err(_) => engine.reject(Rejection::draining(), &policy).map(Body::full),
+    }
+}
+
+/// Answers before the body was read: what is left of it is drained within bounds, so that the
+/// client can read the answer and the connection is not left in the middle of a body.
+async fn early<B, C>(parts: &Parts, body: B, mut response: Response<Body<C>>) -> Response<Body<C>>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    // A client that waits for our consent has not sent its body and will not.
+    let waits_for_consent = parts.headers.contains_key(EXPECT);
+    let drained = !waits_for_consent && drain(body).await;
+    if !drained && parts.version < http::Version::HTTP_2 {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(http::header::CONNECTION, close);
+    }
+    response
+}
+
+const DRAIN_BYTES_MAX: usize = 8 << 20;
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Reads a body to its end and forgets it; `false` when it is too long or too slow.
+async fn drain<B: http_body::Body<Data = Bytes> + Unpin>(mut body: B) -> bool {
+    let give_up = Instant::now() + DRAIN_TIME_MAX;
+    let mut seen = 0;
+    while !body.is_end_stream() {
+        match timeout_at(give_up, body.frame()).await {
+            Ok(Some(Ok(frame))) => seen += frame.data_ref().map_or(0, Bytes::len),
+            Ok(None) => return true,
+            Ok(Some(Err(_))) | Err(_) => return false,
+        }
+        if seen > DRAIN_BYTES_MAX {
+            return false;
+        }
+    }
+    true
+}
+
+/// A body, read to a cap.
+enum Collected<B> {
+    Whole(Bytes),
+    /// What was read, over the cap, and what is left.
+    TooLarge(Bytes, B),
+    /// It ended in an error.
+    Broken,
+}
+
+async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
+    mut body: B,
+    cap: usize,
+) -> Collected<B> {
+    let mut first = None;
+    let mut whole = BytesMut::new();
+    // Trailers are not read: nothing that decides may come after the body.
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return Collected::Broken };
+        let Ok(data) = frame.into_data() else { continue };
+        let seen = first.as_ref().map_or(whole.len(), Bytes::len);
+        let too_large = seen + data.len() > cap;
+        // One frame is the common case, and is not copied.
+        if first.is_none() && whole.is_empty() {
+            first = Some(data);
+        } else {
+            if let Some(first) = first.take() {
+                whole.extend_from_slice(&first);
+            }
+            whole.extend_from_slice(&data);
+        }
+        if too_large {
+            return Collected::TooLarge(first.unwrap_or_else(|| whole.freeze()), body);
+        }
+    }
+    Collected::Whole(first.unwrap_or_else(|| whole.freeze()))
+}
+
+fn bad_request<C>() -> Response<Body<C>> {
+    let mut response = Response::new(Body::full(Bytes::new()));
+    *response.status_mut() = StatusCode::BAD_REQUEST;
+    response
+}
+
+/// The inner service, as the engine's handler.
+struct Call<S, B> {
+    service: S,
+    parts: Arc<Parts>,
+    body: Bytes,
+    reply_cap: usize,
+    streamed: PhantomData<fn(B)>,
+}
+
+impl<S, B, C> Handler for Call<S, B>
+where
+    S: Service<Request<Body<B>>, Response = Response<C>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+    B: Send + 'static,
+    C: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    C::Error: Into<BoxError>,
+{
+    type Rest = Body<C>;
+
+    async fn run(mut self, operation: Operation) -> Execution<Body<C>> {
+        let mut request = Request::from_parts((*self.parts).clone(), Body::full(self.body));
+        let attempt = operation.attempt_number();
+        request.headers_mut().remove(&ONCEWARD_ATTEMPT);
+        if attempt > 1 {
+            request.headers_mut().insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
+        }
+        request.extensions_mut().insert(operation);
+        let Ok(response) = self.service.call(request).await else {
+            return Execution::NoFullAnswer {
+                status: StatusCode::BAD_GATEWAY,
+                why: "handler_gave_no_answer",
+            };
+        };
+        let (parts, body) = response.into_parts();
+        match collect(body, self.reply_cap).await {
+            Collected::Whole(body) => Execution::Answered(parts, Captured::Whole(body)),
+            Collected::TooLarge(begun, rest) => {
+                Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))
+            }
+            Collected::Broken => Execution::NoFullAnswer {
+                status: StatusCode::BAD_GATEWAY,
+                why: "answer_was_cut_off",
+            },
+        }
+    }
+}
