@@ -15,8 +15,12 @@ use crate::{
 };
 
 mod memory;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 pub use memory::MemoryStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
 
 /// What a store method returns: boxed, so that stores are chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
