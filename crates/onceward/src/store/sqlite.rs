@@ -27,6 +27,7 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId},
 };
 
+mod alone;
 mod error;
 mod open;
 mod row;

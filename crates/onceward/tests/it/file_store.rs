@@ -320,6 +320,22 @@ async fn a_replay_writes_nothing() {
     assert_eq!(store.commits_and_writes(), before);
 }
 
+#[tokio::test]
+async fn what_another_process_changed_is_not_overwritten_by_what_we_remember() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let (ours, theirs) = (open(&path).await.expect("a store"), open(&path).await.expect("a store"));
+    let ask = ask("order-1");
+    let lease = granted(&ours, &ask).await;
+    let written = theirs.write(&lease, Write::Complete(reply(b"theirs"))).await;
+    assert_eq!(written.expect("answer"), Written::Applied);
+    let written = ours.write(&lease, Write::Complete(reply(b"ours"))).await.expect("answer");
+    assert_eq!(written, Written::AlreadyMine(Some(reply(b"theirs"))));
+    // And what another process reserved is not reserved again.
+    let retry = Ask { attempt: AttemptId::random(), ..ask };
+    assert!(matches!(ours.reserve(retry).await, Ok(Reservation::Occupied { .. })));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_stores_on_one_file_grant_each_key_once() {
     let directory = directory();

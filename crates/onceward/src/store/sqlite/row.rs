@@ -25,20 +25,35 @@ pub(super) struct BadRow(&'static str);
 /// The columns of a record, in the order of [`bind_record`] and [`read_record`].
 macro_rules! record_columns {
     () => {
-        "scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
+        concat!("scope, key, ", rest_columns!())
+    };
+}
+pub(super) use record_columns;
+
+/// All columns but the address.
+macro_rules! rest_columns {
+    () => {
+        "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
          expires_at, retention, purge_at, last_error, reconcile_after, void, reply_status, \
          reply_headers, reply_schema, reply_encoding, reply_length, reply_body"
     };
 }
-pub(super) use record_columns;
+pub(super) use rest_columns;
 
 pub(super) const RECORD_COLUMN_COUNT: usize = 30;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
+    bind_rest(bind_id(values, &record.id), record)
+}
+
+pub(super) fn bind_id<'q>(values: Values<'q>, id: &RecordId) -> Values<'q> {
+    values.bind(id.scope.as_str().to_owned()).bind(id.key.as_str().to_owned())
+}
+
+/// All columns but the address.
+pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     let values = values
-        .bind(record.id.scope.as_str().to_owned())
-        .bind(record.id.key.as_str().to_owned())
         .bind(i64::from(record.fingerprint.recipe()))
         .bind(record.fingerprint.digest().to_vec())
         .bind(i64::from(record.generation))

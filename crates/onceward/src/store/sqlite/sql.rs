@@ -1,6 +1,6 @@
 //! The statements of the writer.
 
-use super::row::record_columns;
+use super::row::{record_columns, rest_columns};
 
 /// Loads what is asked for in one trip. CROSS JOIN keeps the order: one index lookup for each name.
 pub(super) const LOAD: &str = concat!(
@@ -68,6 +68,24 @@ macro_rules! put {
         )
     };
 }
+
+/// A record that nobody has.
+pub(super) const INSERT_IF_ABSENT: &str = concat!(
+    "INSERT INTO records (",
+    record_columns!(),
+    ") VALUES ",
+    row!(),
+    " ON CONFLICT (scope, key) DO NOTHING"
+);
+
+/// A record that is still what it was. Every change of a record changes one of these columns.
+pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
+    "UPDATE records SET (",
+    rest_columns!(),
+    ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+     WHERE scope = ? AND key = ? \
+     AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ?"
+);
 
 /// Larger statements first, so that a batch takes few trips to SQLite's thread.
 pub(super) const PUTS: [(usize, &str); 3] = [

@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     PendingStep, SqliteOptions, Stats,
+    alone::Recent,
     error::{self, Moment, STORE, store_error},
     open,
     row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
@@ -49,19 +50,20 @@ const PAGE_MAX: u32 = 256;
 pub(super) struct Writer {
     /// Gone after it broke; made anew at the next work.
     connection: Option<SqliteConnection>,
-    options: SqliteOptions,
-    stats: Arc<Stats>,
+    pub(super) options: SqliteOptions,
+    pub(super) stats: Arc<Stats>,
+    pub(super) recent: Recent,
     /// An fsync failed: what is on the disk is not known until the file is opened anew.
     poisoned: bool,
 }
 
 /// Why a batch did not commit.
-struct Failure {
-    error: sqlx::Error,
-    moment: Moment,
+pub(super) struct Failure {
+    pub(super) error: sqlx::Error,
+    pub(super) moment: Moment,
 }
 
-type Outcome<T> = Result<T, Failure>;
+pub(super) type Outcome<T> = Result<T, Failure>;
 
 fn before(error: sqlx::Error) -> Failure {
     Failure { error, moment: Moment::Before }
@@ -81,7 +83,13 @@ impl Writer {
         options: SqliteOptions,
         stats: Arc<Stats>,
     ) -> Self {
-        Writer { connection: Some(connection), options, stats, poisoned: false }
+        Writer {
+            connection: Some(connection),
+            options,
+            stats,
+            recent: Recent::default(),
+            poisoned: false,
+        }
     }
 
     /// Works until the store is closed or dropped.
@@ -118,6 +126,15 @@ impl Writer {
     }
 
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
+        if let [step] = &mut *steps {
+            match self.alone(step).await {
+                Ok(true) => return answer(steps, vec![Ok(())]),
+                Ok(false) => {}
+                Err(failure) => {
+                    return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
+                }
+            }
+        }
         if steps.is_empty() {
             return;
         }
@@ -253,6 +270,7 @@ impl Writer {
             let failure = Failure { error, moment: Moment::Commit };
             return Err(self.roll_back(failure).await);
         }
+        puts.iter().for_each(|record| self.recent.note(record));
         let writes = puts.len() + removed.len();
         if writes > 0 {
             self.stats.commits.fetch_add(1, Ordering::Relaxed);
@@ -262,7 +280,7 @@ impl Writer {
     }
 
     /// After a failure the connection is rolled back, or given up if it cannot be.
-    async fn roll_back(&mut self, failure: Failure) -> Failure {
+    pub(super) async fn roll_back(&mut self, failure: Failure) -> Failure {
         if error::is_failed_sync(&failure.error) {
             self.poisoned = true;
         }
@@ -277,7 +295,7 @@ impl Writer {
         failure
     }
 
-    async fn connection(&mut self) -> Outcome<&mut SqliteConnection> {
+    pub(super) async fn connection(&mut self) -> Outcome<&mut SqliteConnection> {
         if self.poisoned {
             let broken = std::io::Error::other("an fsync failed; the process has to be restarted");
             return Err(before(sqlx::Error::Io(broken)));
