@@ -192,6 +192,13 @@ pub enum Write {
     MarkUnknown(Box<str>),
 }
 
+impl Write {
+    /// Whether this is the completion that stored this very reply.
+    pub(crate) fn is_completion_with(&self, stored: &Reply) -> bool {
+        matches!(self, Write::Complete(reply) if reply == stored)
+    }
+}
+
 /// Whether the write was the attempt's to make.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
