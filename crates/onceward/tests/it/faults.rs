@@ -49,7 +49,11 @@ fn service_that_panics(faults: &Faults) -> Service {
     Service::on(
         |memory| faults.on(memory),
         Policy::required(),
-        |_| async { if true { panic!("the handler of this test panics") } },
+        |_| async {
+            if true {
+                panic!("the handler of this test panics")
+            }
+        },
     )
 }
 
@@ -272,7 +276,11 @@ async fn a_renewal_that_fails_for_a_moment_does_not_lose_the_lease() {
             assert_eq!(meanwhile.says(), says(409, "key_in_progress"), "{fault:?}");
         }
         let first = first.await.expect("answered");
-        assert_eq!((first.says(), first.text()), (says(200, "executed"), "held: true"), "{fault:?}");
+        assert_eq!(
+            (first.says(), first.text()),
+            (says(200, "executed"), "held: true"),
+            "{fault:?}"
+        );
         assert_eq!(service.charge(KEY).await.says(), says(200, "replayed"), "{fault:?}");
         assert_eq!((service.runs(), service.audit(KEY).await.len()), (1, 0), "{fault:?}");
     }

@@ -23,7 +23,7 @@ use onceward::{
     Engine, Idempotency, Key, MemoryStore, Operation, Routes, Scope, Settings, Store,
     clock::{Clock, Timestamp},
     record::{AuditRecord, Record, RecordId},
-    testing::{Fault, FaultyStore, StoreCall},
+    testing::{Fault, FaultyStore, Gate, GatedStore, StoreCall},
 };
 use tokio::time::Instant;
 use tower::ServiceExt as _;
@@ -133,6 +133,26 @@ impl Service {
         Self::with_settings(store, routes, Settings::default(), work)
     }
 
+    /// The same on a store whose calls stop at a gate.
+    pub(crate) fn gated<F, R>(
+        routes: impl Into<Routes>,
+        settings: Settings,
+        work: impl Fn(Run) -> F + Send + Sync + 'static,
+    ) -> (Self, Gate)
+    where
+        F: Future<Output = R> + Send + 'static,
+        R: IntoResponse,
+    {
+        let mut made = None;
+        let store = |memory: Arc<MemoryStore>| -> Arc<dyn Store> {
+            let (store, gate) = GatedStore::new(memory);
+            made = Some(gate);
+            Arc::new(store)
+        };
+        let service = Self::with_settings(store, routes, settings, work);
+        (service, made.expect("the store was made"))
+    }
+
     /// The same with settings of its own, but for the clock.
     pub(crate) fn with_settings<F, R>(
         store: impl FnOnce(Arc<MemoryStore>) -> Arc<dyn Store>,
@@ -191,9 +211,9 @@ impl Service {
 
     pub(crate) fn spawn(&self, request: Request<Body>) -> tokio::task::JoinHandle<Answer> {
         let app = self.app.clone();
-        tokio::spawn(async move {
-            Answer::read(app.oneshot(request).await.expect("infallible")).await
-        })
+        tokio::spawn(
+            async move { Answer::read(app.oneshot(request).await.expect("infallible")).await },
+        )
     }
 
     pub(crate) async fn record(&self, key: &str) -> Option<Record> {
