@@ -12,7 +12,11 @@
 //!            Replay, Refuse: answer
 //! ```
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -64,6 +68,7 @@ pub struct Engine {
     store_deadline: Duration,
     waiters: Waiters,
     drain: Drain,
+    identity_is_same: AtomicBool,
 }
 
 /// What an engine needs beside a store and routes. All of it has a default.
@@ -155,10 +160,12 @@ impl Engine {
             store_deadline: settings.store_deadline,
             waiters: Waiters::default(),
             drain: Drain::default(),
+            identity_is_same: AtomicBool::new(false),
         }
     }
 
-    /// The settings that make a key what it is, to be compared with those of the store.
+    /// The settings that make a key what it is. Compared with those of the store before the first
+    /// request is run: while they differ, every request is answered 503.
     pub fn identity(&self) -> Identity {
         let key_ids = self.routes.policies().filter_map(|policy| policy.recipe.key_id());
         let fingerprint_key = key_ids.reduce(|first, _| first);
