@@ -14,3 +14,4 @@ mod problems;
 mod replay;
 mod server;
 mod service;
+mod stores;

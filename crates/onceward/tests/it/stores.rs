@@ -1,0 +1,7 @@
+//! The store suite, on every store.
+
+use std::sync::Arc;
+
+use onceward::{MemoryStore, store_suite};
+
+store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
