@@ -18,6 +18,8 @@ mod random;
 pub mod samples;
 mod faulty;
 mod gate;
+#[cfg(test)]
+mod tests;
 
 pub use faulty::{Fault, FaultyStore, StoreCall};
 pub use gate::{Gate, GatedStore, Paused, Point};
