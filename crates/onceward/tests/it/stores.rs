@@ -2,8 +2,17 @@
 
 use std::sync::Arc;
 
-use onceward::{MemoryStore, store_suite};
+use onceward::{
+    MemoryStore, SqliteOptions, SqliteStore, clock::ManualClock, store_suite, testing::Fresh,
+};
 
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
+store_suite!(file, file_store);
+
+async fn file_store(clock: ManualClock) -> Fresh {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = SqliteOptions::new(directory.path().join("store.db")).clock(Arc::new(clock));
+    Fresh::from(SqliteStore::open(options).await.expect("a store")).keeping(directory)
+}
 
 mod memory_limits;
