@@ -68,6 +68,7 @@ macro_rules! __store_suite_cases {
                 a_repeated_reserve_of_one_attempt_is_granted_again
                 a_repeated_reserve_past_its_lease_is_granted_if_nobody_came
                 a_repeated_reserve_of_a_replaced_attempt_is_refused
+                a_repeated_reserve_of_an_attempt_that_was_released_is_refused
                 scopes_do_not_meet
                 the_border_between_scope_and_key_cannot_be_moved
                 keys_and_scopes_are_case_sensitive_and_never_trimmed

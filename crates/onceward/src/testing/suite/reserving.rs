@@ -52,6 +52,15 @@ pub async fn a_released_record_is_granted_to_the_same_request(on: Harness) {
     assert!(second.fence > first.fence);
 }
 
+/// A reserve that was delayed on its way takes nothing when it arrives after its attempt ended.
+pub async fn a_repeated_reserve_of_an_attempt_that_was_released_is_refused(on: Harness) {
+    let ask = ask("key");
+    let lease = on.grant(&ask).await;
+    assert_eq!(on.write(&lease, Write::Release("not_sent".into())).await, Written::Applied);
+    assert_eq!(on.occupied(&ask).await.state, State::FailedRetryable);
+    let _ = on.grant(&retry(&ask)).await;
+}
+
 /// What may have acted is never granted again by itself.
 pub async fn an_unknown_record_is_not_granted_however_long_one_waits(on: Harness) {
     let ask = ask("key");
