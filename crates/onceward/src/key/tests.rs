@@ -152,6 +152,20 @@ fn length_is_counted_after_decoding() {
 }
 
 #[test]
+fn the_bounds_of_the_length_can_be_set_and_never_above_255() {
+    let read = |len_min, len_max, len: usize| {
+        let rules = KeyRules { len_min, len_max, ..KeyRules::default() };
+        rules.read(&headers(&["a".repeat(len).as_bytes()])).map(|key| key.is_some())
+    };
+    assert_eq!(read(1, 100, 1), Ok(true));
+    assert_eq!(read(1, 100, 100), Ok(true));
+    assert_eq!(read(1, 100, 101), Err(InvalidKey::TooLong { max: 100 }));
+    assert_eq!(read(20, 100, 19), Err(InvalidKey::TooShort { min: 20 }));
+    assert_eq!(read(0, 1000, 255), Ok(true));
+    assert_eq!(read(0, 1000, 256), Err(InvalidKey::TooLong { max: 255 }));
+}
+
+#[test]
 fn an_email_address_is_accepted_or_refused_by_rule() {
     let count = KeyRules::default();
     let reject = KeyRules { emails: Emails::Reject, ..KeyRules::default() };

@@ -55,7 +55,10 @@ async fn by_default_a_retry_gets_a_conflict_with_advice_and_the_address_of_the_s
     assert!(retry.header("location").starts_with("/.onceward/operations/"));
     assert!(!retry.header("location").contains("order"), "the address does not show the key");
     go.add_permits(1);
-    assert_eq!(first.await.expect("answered").says(), says(200, "executed"));
+    let first = first.await.expect("answered");
+    assert_eq!(first.says(), says(200, "executed"));
+    let retry = service.charge(KEY).await;
+    assert_eq!((retry.says(), retry.text()), (says(200, "replayed"), first.text()));
     assert_eq!(service.runs(), 1);
 }
 

@@ -6,7 +6,8 @@ use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use onceward::{
-    Effects, InFlight, Policy, Routes,
+    Effects, InFlight, KeyRules, Policy, Routes, Settings,
+    key::Emails,
     observe::{COUNTERS, OPERATION_DURATION},
     testing::{Fault, StoreCall},
 };
@@ -88,6 +89,26 @@ fn first_requests_replays_conflicts_and_mismatches_are_counted() {
         ("reserve_key_misuse", 1),
     ];
     assert_eq!(counts(&handle), counted(&expected));
+    let by_route = "\napi_idempotency_reserve_in_progress_total{route=\"default\"} 1\n";
+    assert!(handle.render().contains(by_route), "{}", handle.render());
+}
+
+#[test]
+fn an_email_address_as_key_is_counted_also_where_it_is_refused() {
+    for (emails, status) in [(Emails::Count, 200), (Emails::Reject, 400)] {
+        let handle = observed(|_| async {
+            let key_rules = KeyRules { emails, ..KeyRules::default() };
+            let settings = Settings { key_rules, ..Settings::default() };
+            let policy = Policy::required();
+            let service =
+                Service::with_settings(|memory| memory, policy, settings, |_| async { "" });
+            let answer = service.charge("someone.else@example.com").await;
+            assert_eq!((answer.status, service.runs()), (status, u32::from(status == 200)));
+            assert!(!answer.text().contains("someone"), "{}", answer.text());
+            assert_eq!(service.charge(KEY).await.status, 200);
+        });
+        assert_eq!(count(&handle, "onceward_key_email_total"), 1, "{emails:?}");
+    }
 }
 
 #[test]

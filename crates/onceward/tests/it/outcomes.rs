@@ -37,7 +37,7 @@ fn effects(effects: Effects) -> Policy {
 
 #[tokio::test(start_paused = true)]
 async fn replies_of_2xx_3xx_and_4xx_are_stored_and_replayed() {
-    for status in [200, 201, 202, 204, 302, 400, 404, 409, 410, 418, 422] {
+    for status in [200, 201, 202, 204, 302, 400, 402, 404, 409, 410, 418, 422] {
         let service = first_answers(status, Policy::required());
         let (first, retry, runs) = twice(&service).await;
         assert_eq!(

@@ -1,6 +1,10 @@
 //! Every rejection is a problem document that says what happened and what to do.
 
-use std::{collections::HashMap, path::Path, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+    time::Duration,
+};
 
 use axum::{body::Body, response::IntoResponse as _};
 use http::{Request, StatusCode};
@@ -160,6 +164,35 @@ async fn our_own_answers_are_never_stored_under_the_key() {
     let mismatch = keyed(KEY).body(Body::from("{}")).expect("a request");
     assert_eq!(service.send(mismatch).await.status, 422);
     assert_eq!(service.record(KEY).await, before);
+    service.clock.advance(Duration::from_secs(25 * 3600));
+    let before = service.record(KEY).await;
+    assert_eq!(service.charge(KEY).await.status, 410);
+    assert_eq!(service.record(KEY).await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_and_a_store_that_is_down_leave_the_record_as_it_was() {
+    let faults = Faults::default();
+    let service = Service::on(
+        |memory| faults.on(memory),
+        Policy::required(),
+        |_| std::future::pending::<String>(),
+    );
+    let _at_work = service.spawn_charge(KEY);
+    pass(Duration::from_secs(1)).await;
+    let before = service.record(KEY).await;
+    assert_eq!(service.charge(KEY).await.status, 409);
+    assert_eq!(service.record(KEY).await, before);
+    faults.fail(StoreCall::Reserve, Fault::Refused, FOR_EVER);
+    assert_eq!(service.charge(KEY).await.status, 503);
+    assert_eq!((service.record(KEY).await, service.runs()), (before, 1));
+}
+
+#[test]
+fn no_two_codes_have_the_same_name_or_title() {
+    let names: HashSet<_> = Code::ALL.map(Code::name).into();
+    let titles: HashSet<_> = Code::ALL.map(Code::title).into();
+    assert_eq!((names.len(), titles.len()), (Code::ALL.len(), Code::ALL.len()));
 }
 
 #[test]

@@ -112,6 +112,19 @@ async fn a_replay_says_that_it_is_one_and_a_first_reply_does_not() {
 }
 
 #[tokio::test]
+async fn the_name_of_the_header_is_read_in_any_letter_case() {
+    let service = Service::new(Policy::required(), |_| async { "charged" });
+    let server = Server::start(service.app.clone()).await;
+    let mut raw = server.raw().await;
+    for name in ["idempotency-key", "Idempotency-Key", "IDEMPOTENCY-KEY"] {
+        let head = format!("POST / HTTP/1.1\r\nhost: a\r\nauthorization: {ACME}\r\n");
+        raw.write(format!("{head}{name}: {KEY}\r\ncontent-length: 2\r\n\r\n{{}}")).await;
+        assert_eq!(raw.response().await.expect("an answer").body, "charged", "{name}");
+    }
+    assert_eq!(service.runs(), 1);
+}
+
+#[tokio::test]
 async fn concurrent_requests_under_one_key_run_once_over_either_protocol() {
     for protocol in Protocol::BOTH {
         let service = Service::new(Policy::required(), |run| async move {

@@ -36,6 +36,36 @@ fn what_is_free_to_a_look_is_not_taken() {
 }
 
 #[test]
+fn a_decision_is_an_answer_with_a_name_and_not_an_error() {
+    // Without a wildcard: whoever adds an answer has to say what it means.
+    let word = |decision: Decision| match decision {
+        Decision::Execute(_) => "execute",
+        Decision::Accepted => "accepted",
+        Decision::Replay { .. } => "replay",
+        Decision::Refuse(refusal) => match refusal {
+            Refusal::Mismatch => "mismatch",
+            Refusal::InProgress { .. } => "in progress",
+            Refusal::OutcomeUnknown => "unknown",
+            Refusal::Expired => "expired",
+            Refusal::ReplyNotStored { .. } => "not stored",
+            Refusal::NotTaken => "not taken",
+        },
+    };
+    let found = |state| reserve(Some(&record_in(state)), &retry(), at(20)).answer;
+    for (state, expected) in [
+        (State::Pending, "in progress"),
+        (State::InProgress, "in progress"),
+        (State::Completed, "replay"),
+        (State::FailedRetryable, "execute"),
+        (State::Unknown, "unknown"),
+        (State::Expired, "expired"),
+    ] {
+        assert_eq!(word(decide(found(state), &retry(), at(20))), expected, "{state:?}");
+    }
+    assert_eq!(word(decide(found(State::Completed), &another_request(), at(20))), "mismatch");
+}
+
+#[test]
 fn another_request_is_a_mismatch_in_every_state() {
     for state in State::ALL {
         let decision = decide(in_the_way(record_in(state)), &another_request(), at(20));
