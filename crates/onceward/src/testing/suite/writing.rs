@@ -240,22 +240,6 @@ pub async fn a_write_needs_its_attempt_and_its_fence(on: Harness) {
     assert_eq!(on.write(&lease, Write::Complete(reply("done"))).await, Written::Applied);
 }
 
-/// One attempt may be granted twice, when it released and its reserve is repeated. What it sent
-/// under its first grant is void under the second.
-pub async fn the_first_fence_of_an_attempt_that_was_granted_twice_writes_nothing(on: Harness) {
-    let ask = ask("key");
-    let first = on.grant(&ask).await;
-    assert_eq!(on.write(&first, Write::Release("not_sent".into())).await, Written::Applied);
-    let second = on.grant(&ask).await;
-    assert_eq!(second.attempt, first.attempt);
-    assert!(second.fence > first.fence);
-    for write in all_writes() {
-        refused(&on, &first, write).await;
-    }
-    assert_eq!(on.write(&second, Write::Complete(reply("done"))).await, Written::Applied);
-    refused(&on, &first, Write::Complete(reply("late"))).await;
-}
-
 /// A write to a key that was never reserved is refused and makes nothing.
 pub async fn a_write_to_nothing_makes_nothing(on: Harness) {
     let other = on.grant(&ask("key")).await;
