@@ -1,4 +1,7 @@
 //! The tower layer: bodies in, a task of its own, bodies out. No decisions.
+//!
+//! Servers that lead requests to an [`Engine`] themselves, as the gateway does, find the layer's
+//! handling of bodies here too: [`Body`], [`collect`] and [`early`].
 
 use std::{
     future::Future,
@@ -204,7 +207,14 @@ where
 
 /// Answers before the body was read: what is left of it is drained within bounds, so that the
 /// client can read the answer and the connection is not left in the middle of a body.
-async fn early<B, C>(parts: &Parts, body: B, mut response: Response<Body<C>>) -> Response<Body<C>>
+///
+/// # Cancel safety
+/// May be dropped; the body is then not drained, and the connection has to be closed.
+pub async fn early<B, C>(
+    parts: &Parts,
+    body: B,
+    mut response: Response<Body<C>>,
+) -> Response<Body<C>>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
@@ -239,7 +249,9 @@ async fn drain<B: http_body::Body<Data = Bytes> + Unpin>(mut body: B) -> bool {
 }
 
 /// A body, read to a cap.
-enum Collected<B> {
+#[derive(Debug)]
+pub enum Collected<B> {
+    /// All of it.
     Whole(Bytes),
     /// What was read, over the cap, and what is left.
     TooLarge(Bytes, B),
@@ -247,7 +259,11 @@ enum Collected<B> {
     Broken,
 }
 
-async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
+/// Reads a body into memory, as far as the cap. Trailers are dropped.
+///
+/// # Cancel safety
+/// What was read is lost when the future is dropped.
+pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
     mut body: B,
     cap: usize,
 ) -> Collected<B> {
