@@ -29,6 +29,17 @@ pub(crate) enum Command {
     Demo(DemoArgs),
 }
 
+impl Command {
+    /// What is logged unless RUST_LOG says otherwise.
+    pub(crate) fn log_level(&self) -> &'static str {
+        match self {
+            Command::Serve(_) => "info",
+            // A story is told on the same screen.
+            Command::Demo(_) => "warn",
+        }
+    }
+}
+
 /// Flags of `serve`. Each overrides what the config file says.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ServeArgs {
@@ -86,10 +97,10 @@ pub(crate) enum LogFormat {
 }
 
 impl LogFormat {
-    /// Sends logs to stderr: what RUST_LOG says, else `info`.
-    pub(crate) fn install(self) {
+    /// Sends logs to stderr: what RUST_LOG says, else from `level` on.
+    pub(crate) fn install(self, level: &str) {
         use tracing_subscriber::{EnvFilter, fmt};
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
         let logs = fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self {
             LogFormat::Text => logs.with_ansi(false).init(),

@@ -1,7 +1,7 @@
 //! `onceward demo`: a bank, a gateway in front of it, and a story in the terminal. Each step is
 //! checked against the bank's ledger, which knows nothing of keys.
 
-use std::{net::SocketAddr, process::ExitCode};
+use std::{net::SocketAddr, pin::pin, process::ExitCode};
 
 use anyhow::{Context as _, Result};
 use tokio::net::TcpListener;
@@ -24,7 +24,7 @@ use teller::Teller;
 
 /// Tells the story. Ends with 0 only if every step was as it should be.
 pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
-    let stop = stop_signal()?;
+    let mut stop = pin!(stop_signal()?);
     let metrics = admin::install_metrics()?;
     let folder = tempfile::tempdir().context("no temporary folder can be made")?;
     let bank = Bank::start(free_near(3000).await?).await?;
@@ -43,7 +43,10 @@ pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
     let mut teller = Teller::new();
     teller.introduce(&bank, &gateway);
     let mut story = Story::new(bank, gateway, config, metrics);
-    story.tell(&mut teller).await?;
+    tokio::select! {
+        told = story.tell(&mut teller) => told?,
+        () = &mut stop => return Ok(ExitCode::FAILURE),
+    }
     let as_it_should_be = teller.summarise();
     if !args.no_wait && as_it_should_be {
         teller.invite(&story);

@@ -145,3 +145,46 @@ fn serve(
         }
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
+        time::Instant,
+    };
+
+    use super::*;
+
+    async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
+        Ok(Response::new("hello".to_owned()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_finish_the_head_of_its_request_is_cut_off() {
+        let (mut client, stream) = duplex(1 << 10);
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.expect("written");
+        let begun = Instant::now();
+        let server = server();
+        let ended = server.serve_connection(TokioIo::new(stream), service_fn(hello)).await;
+        assert!(ended.is_err());
+        assert_eq!(begun.elapsed(), HEAD_TIME_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_slow_but_in_time_is_answered() {
+        let (mut client, stream) = duplex(1 << 10);
+        let server = server();
+        let serving = server.serve_connection(TokioIo::new(stream), service_fn(hello));
+        let asking = async {
+            client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.expect("written");
+            sleep(HEAD_TIME_MAX - Duration::from_secs(1)).await;
+            client.write_all(b"Connection: close\r\n\r\n").await.expect("written");
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.expect("an answer");
+            answer
+        };
+        let (served, answer) = tokio::join!(serving, asking);
+        assert!(served.is_ok());
+        assert!(answer.ends_with("hello"), "{answer}");
+    }
+}

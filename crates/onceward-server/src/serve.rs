@@ -58,7 +58,7 @@ impl Running {
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
         let gateway = Gateway::new(
             Arc::clone(&engine),
-            Upstream::new(config.upstream.clone()),
+            Upstream::new(config.upstream.clone(), config.max_execution),
             Rewrite::new(config.proxies.clone()),
             config.max_execution,
         );

@@ -13,7 +13,9 @@ const VERSION: i64 = 1;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
-    config_version: Option<i64>,
+    /// Checked before anything else, see `parse`.
+    #[serde(rename = "config_version")]
+    _config_version: Option<i64>,
     #[serde(default)]
     pub(crate) gateway: Gateway,
     #[serde(default)]

@@ -44,7 +44,8 @@ impl Forward {
         if attempt > 1 {
             self.parts.headers.insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
         }
-        let response = match self.upstream.send(self.parts, self.body, &operation).await {
+        let sent = self.upstream.send(self.parts, self.body, || operation.may_act());
+        let response = match sent.await {
             Ok(response) => response,
             Err(Failure::NeverSent { why }) => return Execution::NeverSent { why },
             Err(Failure::NoFullAnswer { why }) => return no_full_answer(why),

@@ -10,10 +10,13 @@ use http::{Request, Response, Uri, request::Parts, uri};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper_util::{
-    client::legacy::{Client, Error, connect::HttpConnector},
+    client::legacy::{
+        Client, Error,
+        connect::{Connect, HttpConnector},
+    },
     rt::{TokioExecutor, TokioTimer},
 };
-use onceward::{Operation, tower::Body};
+use onceward::tower::Body;
 
 /// A kept-alive connection is used again within this: upstreams close idle ones after 5 s and more,
 /// and a request that meets the closing may or may not have arrived.
@@ -31,19 +34,27 @@ pub(crate) enum Failure {
 }
 
 /// One upstream.
-pub(crate) struct Upstream {
+pub(crate) struct Upstream<C = HttpConnector> {
     base: Uri,
     /// Connections that are used again.
-    kept_alive: Client<HttpConnector, Body<Incoming>>,
+    kept_alive: Client<C, Body<Incoming>>,
     /// A new connection for each request.
-    fresh: Client<HttpConnector, Body<Incoming>>,
+    fresh: Client<C, Body<Incoming>>,
 }
 
 impl Upstream {
-    pub(crate) fn new(base: Uri) -> Self {
+    /// A connection has to be there in half of `max_execution`: an attempt that ran out of time
+    /// while it still connected would be called unknown, though nothing was sent.
+    pub(crate) fn new(base: Uri, max_execution: Duration) -> Self {
         let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIME_MAX));
+        connector.set_connect_timeout(Some(CONNECT_TIME_MAX.min(max_execution / 2)));
         connector.set_nodelay(true);
+        Self::through(connector, base)
+    }
+}
+
+impl<C: Connect + Clone + Send + Sync + 'static> Upstream<C> {
+    fn through(connector: C, base: Uri) -> Self {
         let mut client = Client::builder(TokioExecutor::new());
         // Whether a request may be sent again is decided here and nowhere else.
         client.retry_canceled_requests(false);
@@ -54,13 +65,13 @@ impl Upstream {
     }
 
     /// Sends a request whose body is in memory. If a kept-alive connection turns out to be closed
-    /// before anything was written, the request goes out on one new connection, under the same
-    /// lease.
+    /// before anything was written, the request goes out on one new connection, if the attempt
+    /// still may act under its lease.
     pub(crate) async fn send(
         &self,
         mut parts: Parts,
         body: Bytes,
-        operation: &Operation,
+        may_act: impl Fn() -> bool,
     ) -> Result<Response<Incoming>, Failure> {
         parts.uri = self.address(&parts.uri)?;
         let request = || Request::from_parts(parts.clone(), Body::full(body.clone()));
@@ -68,7 +79,7 @@ impl Upstream {
             Ok(response) => Ok(response),
             Err(error) if found_closed(&error) => {
                 // The wait may have outlasted the lease; a right that may be lost is not used.
-                if !operation.may_act() {
+                if !may_act() {
                     return Err(Failure::NeverSent { why: "lease_over_before_dispatch" });
                 }
                 self.fresh.request(request()).await.map_err(|error| proof(&error))
@@ -127,21 +138,4 @@ fn proof(error: &Error) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn address(base: &str, asked: &str) -> String {
-        let upstream = Upstream::new(base.parse().expect(base));
-        let asked: Uri = asked.parse().expect(asked);
-        upstream.address(&asked).expect("usable").to_string()
-    }
-
-    #[tokio::test]
-    async fn the_path_and_query_are_passed_on_as_they_were_sent() {
-        let base = "http://bank:3000";
-        assert_eq!(address(base, "/a%2Fb//c?x=%20&x"), "http://bank:3000/a%2Fb//c?x=%20&x");
-        assert_eq!(address(base, "http://evil/charges"), "http://bank:3000/charges");
-        assert_eq!(address("http://bank/api/", "/v1"), "http://bank/api/v1");
-        assert_eq!(address("http://bank", "/"), "http://bank/");
-    }
-}
+mod tests;
