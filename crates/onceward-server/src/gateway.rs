@@ -9,12 +9,13 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use onceward::{
     Engine, Policy, Rejection,
     engine::{Admitted, Captured, STATUS_PATH},
     rejection::Code,
-    tower::{Body, Collected, collect, early},
+    tower::{Body, Collected, Consent, collect, early},
 };
 use tokio::{sync::oneshot, time::timeout};
 use tracing::warn;
@@ -75,7 +76,7 @@ impl Gateway {
             Ok(None) => self.pass_on(parts, body).await,
             Err(rejection) => {
                 let response = engine.reject(rejection, &policy).map(Body::full);
-                early(&parts, body, response).await
+                early(parts.version, body, Consent::of(&parts), response).await
             }
         }
     }
@@ -108,12 +109,19 @@ impl Gateway {
         body: Incoming,
     ) -> Response<GatewayBody> {
         let engine = Arc::clone(&self.0.engine);
-        let body = match timeout(BODY_TIME_MAX, collect(body, policy.request_cap())).await {
+        let cap = policy.request_cap();
+        let too_large = || {
+            let rejection = Rejection::body_too_large(cap);
+            engine.reject(rejection, &policy).map(Body::full)
+        };
+        if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > cap) {
+            return early(parts.version, body, Consent::of(&parts), too_large()).await;
+        }
+        let body = match timeout(BODY_TIME_MAX, collect(body, cap)).await {
             Ok(Collected::Whole(body)) => body,
+            // Reading it was consent, so that the client is sending now.
             Ok(Collected::TooLarge(_, rest)) => {
-                let rejection = Rejection::body_too_large(policy.request_cap());
-                let response = engine.reject(rejection, &policy).map(Body::full);
-                return early(&parts, rest, response).await;
+                return early(parts.version, rest, Consent::Given, too_large()).await;
             }
             Ok(Collected::Broken) => return closing(StatusCode::BAD_REQUEST),
             Err(_) => return closing(StatusCode::REQUEST_TIMEOUT),
@@ -137,8 +145,12 @@ impl Gateway {
                 Captured::Whole(body) => Body::full(body),
                 Captured::TooLarge(rest) => rest,
             }),
-            // The task ended without an answer: the runtime is being shut down.
-            Err(_) => engine.reject(Rejection::draining(), &policy).map(Body::full),
+            // The task ended without an answer: the runtime is being shut down, or a store
+            // panicked. The request may have been sent.
+            Err(_) => {
+                let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
+                engine.reject(unknown, &policy).map(Body::full)
+            }
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::{
     policy::{Policy, Presence, Routes},
     record::{Lease, RecordId},
     rejection::Rejection,
-    reply::{self, Reply},
+    reply::{self, Reply, ReplyBody},
     scope::ScopeRule,
     store::{Identity, Store, Write, Written},
 };
@@ -221,7 +221,7 @@ impl Engine {
         );
         let call = Call { engine: &self, admitted: &admitted, answer: Some(answer) };
         let running = self.drain.enter();
-        call.lead(&parts, &body, handler).instrument(span).await;
+        call.lead(&parts, body, handler).instrument(span).await;
         drop(running);
     }
 
@@ -249,11 +249,12 @@ struct Call<'a, R> {
 }
 
 impl<R: Send + 'static> Call<'_, R> {
-    async fn lead<H>(mut self, parts: &request::Parts, body: &Bytes, handler: H)
+    async fn lead<H>(mut self, parts: &request::Parts, body: Bytes, handler: H)
     where
         H: Handler<Rest = R>,
     {
-        let ask = self.engine.ask(self.admitted, parts, body);
+        let ask = self.engine.ask(self.admitted, parts, &body);
+        drop(body);
         match self.engine.begin(&ask, self.admitted.wait).await {
             Begun::Decided(Decision::Execute(lease), deadline) => {
                 self.execute(lease, deadline, handler).await;
@@ -264,9 +265,13 @@ impl<R: Send + 'static> Call<'_, R> {
             Begun::Decided(Decision::Refuse(refusal), _) => self.refuse(&refusal),
             // An engine reserves to execute or to look, so that nothing is accepted for later.
             Begun::Decided(Decision::Accepted, _) => self.reject(Rejection::store_unavailable()),
-            Begun::StoreFailed => {
+            Begun::StoreFailed { may_be_granted } => {
                 self.reject(Rejection::store_unavailable());
-                self.engine.withdraw(ask).await;
+                // It will not run, and an outage must not fill the memory with request bodies.
+                drop(handler);
+                if may_be_granted {
+                    self.engine.withdraw(ask).await;
+                }
             }
         }
     }
@@ -283,8 +288,13 @@ impl<R: Send + 'static> Call<'_, R> {
             let why = Rejection::store_unavailable();
             return self.not_executed(&lease, "lease_over_before_dispatch", Err(why)).await;
         }
+        if engine.drain.is_over() {
+            let why = Rejection::draining();
+            return self.not_executed(&lease, "process_stopped", Err(why)).await;
+        }
         let begun = engine.clock.monotonic();
-        let handler = AssertUnwindSafe(handler.run(operation.clone())).catch_unwind();
+        let given = operation.clone();
+        let handler = AssertUnwindSafe(async move { handler.run(given).await }).catch_unwind();
         tokio::pin!(handler);
         let ended = tokio::select! {
             biased;
@@ -294,11 +304,20 @@ impl<R: Send + 'static> Call<'_, R> {
         observe::operation_took(&policy.name, engine.clock.monotonic() - begun);
         match ended {
             Ok(ended) => self.finish(&lease, classify::classify(ended, policy)).await,
-            Err(stopped) => {
+            Err(stopped @ Stopped::Drained) => {
                 self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code()).await;
-                if stopped == Stopped::MaxExecution {
-                    // The handler goes on. If it answers after all, its reply is still the truth.
-                    let late = classify::classify(handler.await, policy);
+            }
+            Err(stopped @ Stopped::MaxExecution) => {
+                // The handler goes on, also while the client is told. If it answers after all, its
+                // reply is still the truth.
+                let late = async {
+                    tokio::select! {
+                        late = &mut handler => Some(classify::classify(late, policy)),
+                        () = engine.drain.over() => None,
+                    }
+                };
+                let told = self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code());
+                if let ((), Some(late)) = tokio::join!(told, late) {
                     self.finish_late(&lease, late).await;
                 }
             }
@@ -317,7 +336,17 @@ impl<R: Send + 'static> Call<'_, R> {
         let write = Write::Complete(reply);
         let retention = self.admitted.policy.retention;
         match self.engine.persist(lease, &write, self.admitted).await {
-            Some(Written::Applied | Written::AlreadyMine(None)) => {
+            Some(Written::Superseded(record)) => self.superseded(record).await,
+            Some(Written::AlreadyMine(Some(stored))) if !write.is_completion_with(&stored) => {
+                // The handler completed it by itself: those bytes are the reply.
+                if stored.body == ReplyBody::NotStored {
+                    return self.refuse(&Refusal::ReplyNotStored { status: stored.status });
+                }
+                let expires_at = self.engine.clock.now().plus(retention);
+                self.send(stored.replay(expires_at, lease.generation));
+            }
+            // Now, or by an earlier write of ours whose answer was lost.
+            Some(Written::Applied | Written::AlreadyMine(_)) => {
                 let expires_at = self.engine.clock.now().plus(retention);
                 let headers = answer.headers_mut();
                 reply::describe(headers, "executed", Some(expires_at), lease.generation);
@@ -325,15 +354,8 @@ impl<R: Send + 'static> Call<'_, R> {
                 reply::describe_schema(headers, schema_version);
                 self.send_captured(answer);
             }
-            Some(Written::AlreadyMine(Some(stored))) => {
-                // The handler, or an earlier write of ours, completed it: those bytes are the reply.
-                let expires_at = self.engine.clock.now().plus(retention);
-                self.send(stored.replay(expires_at, lease.generation));
-            }
-            Some(Written::Superseded(record)) => self.superseded(record).await,
             None => {
-                let unknown = "completion_not_acknowledged";
-                self.reject(Rejection::first_unknown(StatusCode::CONFLICT, unknown));
+                self.reject_unknown(StatusCode::CONFLICT, "completion_not_acknowledged");
                 self.engine.persist_until_drain(lease, &write, self.admitted).await;
             }
         }
@@ -370,7 +392,7 @@ impl<R: Send + 'static> Call<'_, R> {
             return self.superseded(record).await;
         }
         observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
-        self.reject(Rejection::first_unknown(status, why));
+        self.reject_unknown(status, why);
         if written.is_none() {
             self.engine.persist_until_drain(lease, &write, self.admitted).await;
         }
@@ -410,6 +432,11 @@ impl<R: Send + 'static> Call<'_, R> {
             rejection = rejection.with_location(status::location(&self.admitted.id));
         }
         self.reject(rejection);
+    }
+
+    fn reject_unknown(&mut self, status: StatusCode, why: &str) {
+        let location = status::location(&self.admitted.id);
+        self.reject(Rejection::first_unknown(status, why).with_location(location));
     }
 
     fn reject(&mut self, rejection: Rejection) {

@@ -239,9 +239,9 @@ impl Recipe {
     /// Looks only at these parts of a JSON body, named by JSON Pointers
     /// (RFC 6901); `""` is the whole body. Other bodies are not affected.
     ///
-    /// Members that no pointer leads to are left out. A scalar where a pointer
-    /// expects an object or array is kept. All of the body must be valid JSON
-    /// without equal names, or it is taken whole, as bytes.
+    /// Members and elements that no pointer leads to are left out. A scalar
+    /// where a pointer expects an object or array is kept. All of the body must
+    /// be valid JSON without equal names, or it is taken whole, as bytes.
     ///
     /// # Errors
     ///
@@ -297,7 +297,7 @@ impl Recipe {
 
     /// Computes the fingerprint of a request. Every request has one.
     pub fn fingerprint(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
-        let mut message = Message::with_room_for(body.len() * 2);
+        let mut message = Message::new();
         self.write_head(parts, &mut message);
         // What is canonical is written behind the head; what is raw is not
         // copied but digested from where it is.

@@ -38,5 +38,7 @@ pub use record::Effects;
 pub use rejection::Rejection;
 pub use scope::{Scope, ScopeRule};
 pub use store::{MemoryStore, Store};
+#[cfg(feature = "sqlite")]
+pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]
 pub use tower::Idempotency;

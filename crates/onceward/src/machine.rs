@@ -90,17 +90,18 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
         });
     }
     let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
-    let (record, audit) = if ran_out { after_lease(&record, now) } else { (record, None) };
-    match record.state {
+    let (moved, audit) = if ran_out { after_lease(&record, now) } else { (record.clone(), None) };
+    match moved.state {
         State::FailedRetryable => {
             let found = if ran_out { Found::LeaseOver } else { Found::Retryable };
-            grant_again(record, ask, found, audit, now)
+            grant_again(moved, ask, found, audit, now)
         }
-        State::InProgress if ran_out => grant_again(record, ask, Found::LeaseOver, audit, now),
-        _ if audit.is_some() => {
-            let seen = Box::new(record.clone());
+        State::InProgress if ran_out => grant_again(moved, ask, Found::LeaseOver, audit, now),
+        // A look leaves the moving to the sweeper, or to whoever comes to execute.
+        _ if ran_out && ask.mode != Mode::LookupOnly => {
+            let seen = Box::new(moved.clone());
             let answer = Reservation::Occupied { record: seen, lease_ran_out: true };
-            Step::put(record, audit, answer)
+            Step::put(moved, audit, answer)
         }
         _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
     }
@@ -108,19 +109,17 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
 
 /// Takes a pending record for execution.
 pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Reservation> {
-    let Some(record) = found else { return Step::keep(Reservation::Free) };
+    let Some(mut record) = found.and_then(|stored| after_retention(stored, now)) else {
+        return Step::keep(Reservation::Free);
+    };
     match record.state {
-        State::InProgress if record.attempt == claim.attempt => regrant(record, claim.lease, now),
+        State::InProgress if record.attempt == claim.attempt => regrant(&record, claim.lease, now),
         State::Pending => {
-            let mut record = record.clone();
             record.attempt = claim.attempt;
             record.fence = Fence::next(Some(record.fence), now);
             grant(record, claim.lease, Found::Pending, None, now)
         }
-        _ => {
-            let record = Box::new(record.clone());
-            Step::keep(Reservation::Occupied { record, lease_ran_out: false })
-        }
+        _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -77,6 +78,16 @@ impl Operation {
     pub fn may_act(&self) -> bool {
         let deadline = *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.clock.monotonic() < deadline
+    }
+
+    pub(crate) fn lease_left(&self) -> Duration {
+        let deadline = *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner);
+        deadline.saturating_duration_since(self.0.clock.monotonic())
+    }
+
+    /// Somebody else decided about the record: this attempt may not act any more.
+    pub(crate) fn lose_lease(&self) {
+        self.extend_deadline(self.0.clock.monotonic());
     }
 
     pub(crate) fn extend_deadline(&self, deadline: Instant) {

@@ -283,6 +283,8 @@ impl Policy {
             401 | 403 | 408 | 425 | 429 => Meaning::NotExecuted,
             // Somebody between us and the work does not know what became of it.
             502 | 504 => Meaning::Unknown,
+            // Not an answer, but a change of protocol or a word on the way to one.
+            100..=199 => Meaning::Unknown,
             500..=599 => match (self.server_errors, self.effects) {
                 (ServerErrors::Store, _) => Meaning::Final,
                 (ServerErrors::Unknown, _)

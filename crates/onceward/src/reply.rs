@@ -111,8 +111,25 @@ pub fn describe_schema(headers: &mut HeaderMap, schema_version: Option<&str>) {
     }
 }
 
+/// Headers with which we speak to clients: from a handler they would be taken for our word.
+const OURS: [&str; 6] = [
+    "idempotent-replayed",
+    "idempotency-expires",
+    "idempotency-generation",
+    "onceward-outcome",
+    "onceward-schema-version",
+    "onceward-executed",
+];
+
+/// Takes our own headers out of a handler's answer; they are said anew on each.
+pub(crate) fn remove_ours(headers: &mut HeaderMap) {
+    for name in OURS {
+        headers.remove(name);
+    }
+}
+
 /// Headers that belong to one message, one connection or one browser, and must not be sent again.
-const NOT_KEPT: [&str; 27] = [
+const NOT_KEPT: [&str; 21] = [
     // One message: made anew for each.
     "date",
     "age",
@@ -137,18 +154,12 @@ const NOT_KEPT: [&str; 27] = [
     "authentication-info",
     "proxy-authentication-info",
     "clear-site-data",
-    // Ours: said anew on each answer.
-    "idempotent-replayed",
-    "idempotency-expires",
-    "idempotency-generation",
-    "onceward-outcome",
-    "onceward-schema-version",
-    "onceward-executed",
 ];
 
 fn is_kept(name: &HeaderName) -> bool {
     // CORS answers are about the origin that asked, which may be another one next time.
-    !NOT_KEPT.contains(&name.as_str()) && !name.as_str().starts_with("access-control-")
+    let name = name.as_str();
+    !NOT_KEPT.contains(&name) && !OURS.contains(&name) && !name.starts_with("access-control-")
 }
 
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {

@@ -15,8 +15,12 @@ use crate::{
 };
 
 mod memory;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 pub use memory::MemoryStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
 
 /// What a store method returns: boxed, so that stores are chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -186,6 +190,13 @@ pub enum Write {
     Release(Box<str>),
     /// May have acted. With a stable code that says why.
     MarkUnknown(Box<str>),
+}
+
+impl Write {
+    /// Whether this is the completion that stored this very reply.
+    pub(crate) fn is_completion_with(&self, stored: &Reply) -> bool {
+        matches!(self, Write::Complete(reply) if reply == stored)
+    }
 }
 
 /// Whether the write was the attempt's to make.

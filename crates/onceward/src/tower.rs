@@ -1,7 +1,8 @@
 //! The tower layer: bodies in, a task of its own, bodies out. No decisions.
 //!
 //! Servers that lead requests to an [`Engine`] themselves, as the gateway does, find the layer's
-//! handling of bodies here too: [`Body`], [`collect`] and [`early`].
+//! handling of bodies here too: [`Body`], [`collect`], [`Consent`] and
+//! [`early`].
 
 use std::{
     future::Future,
@@ -13,7 +14,12 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::EXPECT, request::Parts};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, Version,
+    header::{CONTENT_LENGTH, EXPECT},
+    request::Parts,
+    response,
+};
 use http_body_util::BodyExt as _;
 use tokio::{
     sync::oneshot,
@@ -21,6 +27,7 @@ use tokio::{
 };
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use crate::{
     engine::{Admitted, Captured, Engine, Execution, Handler, STATUS_PATH, Settings},
@@ -125,12 +132,16 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         if parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH) {
             let engine = Arc::clone(&self.engine);
             return Box::pin(async move { Ok(engine.status(&parts).await.map(Body::full)) });
         }
         let policy = self.engine.policy_for(&parts).map(Arc::clone);
+        if policy.is_some() {
+            // Ours to say. A client that says it would make the handler believe in a rerun.
+            parts.headers.remove(&ONCEWARD_ATTEMPT);
+        }
         let admitted = policy.map(|policy| (self.engine.admit(&parts, &policy), policy));
         match admitted {
             // Not ours, or without a key where none is needed: no buffering, no task.
@@ -149,7 +160,8 @@ where
             }
             Some((Err(rejection), policy)) => {
                 let response = self.engine.reject(rejection, &policy).map(Body::full);
-                Box::pin(async move { Ok(early(&parts, body, response).await) })
+                let consent = Consent::of(&parts);
+                Box::pin(async move { Ok(early(parts.version, body, consent, response).await) })
             }
         }
     }
@@ -173,12 +185,18 @@ where
     C::Error: Into<BoxError>,
 {
     let request_cap = policy.request_cap();
+    let too_large = || {
+        let rejection = Rejection::body_too_large(request_cap);
+        engine.reject(rejection, &policy).map(Body::full)
+    };
+    if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > request_cap) {
+        return early(parts.version, body, Consent::of(&parts), too_large()).await;
+    }
     let body = match collect(body, request_cap).await {
         Collected::Whole(body) => body,
+        // Reading it was consent, so that the client is sending now.
         Collected::TooLarge(_, rest) => {
-            let rejection = Rejection::body_too_large(request_cap);
-            let response = engine.reject(rejection, &policy).map(Body::full);
-            return early(&parts, rest, response).await;
+            return early(parts.version, rest, Consent::Given, too_large()).await;
         }
         // The request never arrived as a whole. Nobody is left to read an answer.
         Collected::Broken => return bad_request(),
@@ -194,14 +212,39 @@ where
     let (sender, answer) = oneshot::channel();
     // In a task of its own: if the client hangs up, our future is dropped; the handler must still
     // finish and its reply must still be stored, or the retry would find an open question.
-    tokio::spawn(Arc::clone(&engine).run(admitted, parts, body, handler, sender));
+    let run = Arc::clone(&engine).run(admitted, parts, body, handler, sender);
+    tokio::spawn(run.in_current_span());
     match answer.await {
         Ok(answer) => answer.map(|captured| match captured {
             Captured::Whole(body) => Body::full(body),
             Captured::TooLarge(rest) => rest,
         }),
-        // The task ended without an answer: the runtime is being shut down.
-        Err(_) => engine.reject(Rejection::draining(), &policy).map(Body::full),
+        // The task ended without an answer: the runtime is being shut down, or a store or a
+        // scope panicked. The handler may have been called.
+        Err(_) => {
+            let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
+            engine.reject(unknown, &policy).map(Body::full)
+        }
+    }
+}
+
+/// Whether a client sends its body without more ado.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consent {
+    /// It does.
+    Given,
+    /// It waits for our consent (`Expect: 100-continue`), which reading the body would give. Its
+    /// body has not been sent, and will not be.
+    Awaited,
+}
+
+impl Consent {
+    /// What the head of a request says.
+    pub fn of(parts: &Parts) -> Self {
+        match parts.headers.contains_key(EXPECT) {
+            true => Consent::Awaited,
+            false => Consent::Given,
+        }
     }
 }
 
@@ -211,17 +254,16 @@ where
 /// # Cancel safety
 /// May be dropped; the body is then not drained, and the connection has to be closed.
 pub async fn early<B, C>(
-    parts: &Parts,
+    version: Version,
     body: B,
+    consent: Consent,
     mut response: Response<Body<C>>,
 ) -> Response<Body<C>>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
 {
-    // A client that waits for our consent has not sent its body and will not.
-    let waits_for_consent = parts.headers.contains_key(EXPECT);
-    let drained = !waits_for_consent && drain(body).await;
-    if !drained && parts.version < http::Version::HTTP_2 {
+    let drained = consent == Consent::Given && drain(body).await;
+    if !drained && version < Version::HTTP_2 {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(http::header::CONNECTION, close);
     }
@@ -291,6 +333,19 @@ pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
     Collected::Whole(first.unwrap_or_else(|| whole.freeze()))
 }
 
+/// The length that an answer says it has. One that cannot be read is none that any body has.
+fn declared_length(parts: &response::Parts) -> Option<usize> {
+    // It speaks of the body that there would have been.
+    if parts.status == StatusCode::NOT_MODIFIED {
+        return None;
+    }
+    let lengths = parts.headers.get_all(CONTENT_LENGTH).iter();
+    let lengths: Vec<_> = lengths.map(|len| len.to_str().ok()?.parse().ok()).collect();
+    let (first, others) = lengths.split_first()?;
+    let agree = others.iter().all(|other| other == first);
+    Some(first.filter(|_| agree).unwrap_or(usize::MAX))
+}
+
 fn bad_request<C>() -> Response<Body<C>> {
     let mut response = Response::new(Body::full(Bytes::new()));
     *response.status_mut() = StatusCode::BAD_REQUEST;
@@ -320,7 +375,6 @@ where
     async fn run(mut self, operation: Operation) -> Execution<Body<C>> {
         let mut request = Request::from_parts((*self.parts).clone(), Body::full(self.body));
         let attempt = operation.attempt_number();
-        request.headers_mut().remove(&ONCEWARD_ATTEMPT);
         if attempt > 1 {
             request.headers_mut().insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
         }
@@ -332,7 +386,15 @@ where
             };
         };
         let (parts, body) = response.into_parts();
+        let declared = declared_length(&parts);
         match collect(body, self.reply_cap).await {
+            // What was stored would not be what the first caller got.
+            Collected::Whole(body) if declared.is_some_and(|len| len != body.len()) => {
+                Execution::NoFullAnswer {
+                    status: StatusCode::BAD_GATEWAY,
+                    why: "answer_has_another_length",
+                }
+            }
             Collected::Whole(body) => Execution::Answered(parts, Captured::Whole(body)),
             Collected::TooLarge(begun, rest) => {
                 Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))

@@ -3,7 +3,6 @@
 use crate::support::binary;
 
 #[test]
-#[ignore = "needs the file store"]
 fn the_demo_ends_with_0_and_every_check_was_as_it_should_be() {
     let output = binary().args(["demo", "--no-wait"]).output().expect("the binary runs");
     let text = String::from_utf8(output.stdout).expect("text");

@@ -7,7 +7,7 @@
 //! 2. no key has two effects.
 //!
 //! Some keys are first answered with a 503 without an effect, so that reruns that are known to be
-//! safe are part of the load. `ONCEWARD_KILL_ROUNDS` and `ONCEWARD_KILL_SEED` repeat a run.
+//! safe are part of the load. `ONCEWARD_KILLS` and `ONCEWARD_KILL_SEED` repeat a run.
 
 use std::{
     collections::HashMap,
@@ -27,11 +27,10 @@ use ledger::Ledger;
 const CLIENTS: u64 = 16;
 
 #[test]
-#[ignore = "needs the file store"]
 fn nothing_acknowledged_is_lost_and_nothing_runs_twice_on_the_file_store() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let store = format!("file:{}", folder.path().join("onceward.db").display());
-    let rounds = number_from("ONCEWARD_KILL_ROUNDS").unwrap_or(50);
+    let rounds = number_from("ONCEWARD_KILLS").unwrap_or(50);
     let judged = Run::new(&store, folder.path()).of_rounds(rounds);
     assert!(judged.replies > 0 && judged.reruns > 0, "there was load: {judged:?}");
     assert!(judged.wrong.is_empty(), "{} wrong: {:#?}", judged.wrong.len(), judged.first_wrong());

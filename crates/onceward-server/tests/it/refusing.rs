@@ -127,7 +127,6 @@ fn help_and_version_are_given() {
 }
 
 #[test]
-#[ignore = "needs the file store"]
 fn a_store_of_other_identity_settings_is_refused_until_the_change_is_accepted() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let store = format!("file:{}", folder.path().join("onceward.db").display());

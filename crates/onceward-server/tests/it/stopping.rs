@@ -43,7 +43,6 @@ fn a_request_that_runs_is_finished_before_the_end() {
 }
 
 #[test]
-#[ignore = "needs the file store"]
 fn a_reply_outlives_the_process_on_the_file_store() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let store = format!("[store]\nurl = \"file:{}\"\n", folder.path().join("x.db").display());

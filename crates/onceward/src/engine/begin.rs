@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{Span, info, warn};
 
 use super::{Admitted, Engine};
@@ -13,15 +13,23 @@ use crate::{
     observe,
     policy::Policy,
     record::{AttemptId, Record, State},
-    store::{Ask, Found, Mode, Reservation, StoreError, Write},
+    store::{Ask, Found, Mode, Reservation, StoreError, StoreErrorKind, Write},
 };
 
 /// How a request begins.
 pub(super) enum Begun {
     /// With a decision, and for an execution the monotonic time until which it may be dispatched.
     Decided(Decision, Instant),
-    /// The store could not be asked in time. Whether it granted anything is not known.
-    StoreFailed,
+    /// The store could not be asked in time.
+    StoreFailed {
+        /// The answer to a call was lost: it may have granted the record all the same.
+        may_be_granted: bool,
+    },
+}
+
+/// A reserve was not answered in time.
+struct Unanswered {
+    may_be_granted: bool,
 }
 
 /// Pauses between repeated store calls: from the first to the longest, doubling.
@@ -53,8 +61,11 @@ impl Engine {
         let waiter = wait.and_then(|at_most| self.waiters.enter(&ask.id, at_most));
         loop {
             let woken = waiter.as_ref().map(|waiter| waiter.listen());
-            let Ok((reservation, sent)) = self.reserve(ask).await else {
-                return Begun::StoreFailed;
+            let (reservation, sent) = match self.reserve(ask).await {
+                Ok(answered) => answered,
+                Err(Unanswered { may_be_granted }) => {
+                    return Begun::StoreFailed { may_be_granted };
+                }
             };
             self.count_reservation(&reservation, ask);
             let decision = machine::decide(reservation, ask, self.clock.now());
@@ -71,20 +82,22 @@ impl Engine {
 
     /// Repeats the same reserve under the same attempt until it is answered or the deadline passes.
     /// With the time at which the answered call was sent: the lease counts from there.
-    async fn reserve(&self, ask: &Ask) -> Result<(Reservation, Instant), StoreError> {
+    async fn reserve(&self, ask: &Ask) -> Result<(Reservation, Instant), Unanswered> {
         let give_up = Instant::now() + self.store_deadline;
         let mut pause = PAUSE_FIRST;
+        let mut may_be_granted = false;
         loop {
             let sent = self.clock.monotonic();
-            let answer = timeout(self.store_deadline, self.store.reserve(ask.clone())).await;
+            let answer = timeout_at(give_up, self.store.reserve(ask.clone())).await;
             let error = match answer {
                 Ok(Ok(reservation)) => return Ok((reservation, sent)),
                 Ok(Err(error)) => error,
                 Err(_) => timed_out(),
             };
             self.store_failed("reserve", &error, &ask.route);
+            may_be_granted |= error.kind() == StoreErrorKind::Ambiguous;
             if !error.may_be_repeated() || Instant::now() + pause >= give_up {
-                return Err(error);
+                return Err(Unanswered { may_be_granted });
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_LONGEST);
@@ -197,7 +210,7 @@ impl Engine {
 
 /// The store did not answer in time: whether it did what it was asked is not known.
 pub(super) fn timed_out() -> StoreError {
-    StoreError::new(crate::store::StoreErrorKind::Ambiguous, "any", "no answer in time")
+    StoreError::new(StoreErrorKind::Ambiguous, "any", "no answer in time")
 }
 
 /// Paths are kept for operators to read, not to be parsed.

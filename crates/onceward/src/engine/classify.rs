@@ -8,7 +8,7 @@ use super::{Answer, Captured, Execution};
 use crate::{
     policy::{Meaning, Policy},
     rejection::{Code, Rejection},
-    reply::{ONCEWARD_EXECUTED, Reply, ReplyBody},
+    reply::{self, ONCEWARD_EXECUTED, Reply, ReplyBody},
 };
 
 pub(super) enum Outcome<R> {
@@ -44,13 +44,26 @@ pub(super) fn classify<R>(ended: Result<Execution<R>, Panic>, policy: &Policy) -
     }
 }
 
-fn answered<R>(mut parts: Parts, body: Captured<R>, policy: &Policy) -> Outcome<R> {
-    let own_word = parts.headers.remove(&ONCEWARD_EXECUTED);
-    let meaning = match own_word.as_ref().map(|word| word.as_bytes()) {
-        Some(b"no") => Meaning::NotExecuted,
-        Some(b"maybe") => Meaning::Unknown,
-        _ => policy.meaning_of(parts.status),
+/// By the handler's own word, else by its status. A word that is not understood is not taken for
+/// leave to run again.
+fn meaning(parts: &Parts, policy: &Policy) -> Meaning {
+    let by_status = policy.meaning_of(parts.status);
+    let mut words = parts.headers.get_all(&ONCEWARD_EXECUTED).iter();
+    let word = match (words.next(), words.next()) {
+        (None, _) => return by_status,
+        (Some(word), None) => word.as_bytes().trim_ascii().to_ascii_lowercase(),
+        (Some(_), Some(_)) => Vec::new(),
     };
+    match (&*word, by_status) {
+        (b"no", _) => Meaning::NotExecuted,
+        (b"maybe", _) | (_, Meaning::NotExecuted) => Meaning::Unknown,
+        _ => by_status,
+    }
+}
+
+fn answered<R>(mut parts: Parts, body: Captured<R>, policy: &Policy) -> Outcome<R> {
+    let meaning = meaning(&parts, policy);
+    reply::remove_ours(&mut parts.headers);
     match meaning {
         Meaning::Final => {
             let kept = match &body {

@@ -5,7 +5,10 @@ use std::convert::Infallible;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
-use super::{Engine, begin::timed_out};
+use super::{
+    Engine,
+    begin::{PAUSE_LONGEST, timed_out},
+};
 use crate::{
     observe,
     operation::Operation,
@@ -56,9 +59,11 @@ impl Engine {
         operation: &Operation,
     ) -> Infallible {
         let third = policy.lease / 3;
-        let mut next = Instant::now() + third;
+        // A reserve that was slow has used up some of its lease.
+        let mut next = Instant::now() + operation.lease_left().saturating_sub(third * 2);
         loop {
             sleep_until(next).await;
+            next += third;
             let sent = self.clock.monotonic();
             let renewal = self.store.write(lease, Write::Renew(policy.lease));
             let written = timeout(third, renewal).await.unwrap_or_else(|_| Err(timed_out()));
@@ -70,12 +75,17 @@ impl Engine {
                     // Somebody decided that we are gone. The work cannot be undone by stopping it;
                     // its result will be kept as evidence.
                     warn!("a lease was lost while its handler works");
+                    operation.lose_lease();
                     observe::fenced_write(&policy.name);
                     return std::future::pending().await;
                 }
-                Err(error) => self.store_failed("renew", &error, &policy.name),
+                Err(error) => {
+                    // There is some time left to try again.
+                    self.store_failed("renew", &error, &policy.name);
+                    next = Instant::now() + PAUSE_LONGEST.min(third / 2);
+                }
             }
-            next = (next + third).max(Instant::now());
+            next = next.max(Instant::now());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     Admitted, Engine,
@@ -25,7 +25,7 @@ impl Engine {
         let give_up = Instant::now() + self.store_deadline;
         let mut pause = Duration::from_millis(20);
         loop {
-            match self.write_once(lease, write, admitted).await {
+            match self.write_once(lease, write, admitted, give_up).await {
                 Ok(written) => return Some(written),
                 Err(error) if !error.may_be_repeated() => return None,
                 Err(_) if Instant::now() + pause >= give_up => return None,
@@ -44,7 +44,8 @@ impl Engine {
         admitted: &Admitted,
     ) {
         while !self.drain.is_over() {
-            match self.write_once(lease, write, admitted).await {
+            let give_up = Instant::now() + self.store_deadline;
+            match self.write_once(lease, write, admitted, give_up).await {
                 Ok(_) => return,
                 Err(error) if !error.may_be_repeated() => return,
                 Err(_) => self.drain.pause(PAUSE_LONGEST).await,
@@ -57,8 +58,9 @@ impl Engine {
         lease: &Lease,
         write: &Write,
         admitted: &Admitted,
+        give_up: Instant,
     ) -> Result<Written, StoreError> {
-        let answer = timeout(self.store_deadline, self.store.write(lease, write.clone())).await;
+        let answer = timeout_at(give_up, self.store.write(lease, write.clone())).await;
         let written = answer.unwrap_or_else(|_| Err(timed_out()));
         match &written {
             Ok(_) => self.waiters.wake(&lease.id),

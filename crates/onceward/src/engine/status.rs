@@ -7,8 +7,9 @@ use http::{
     request,
 };
 use serde_json::json;
+use tokio::time::timeout;
 
-use super::{Admitted, Engine, STATUS_PATH, operation_id};
+use super::{Admitted, Engine, STATUS_PATH, begin::timed_out, operation_id};
 use crate::{
     machine::Refusal,
     operation::sealed_id,
@@ -40,7 +41,9 @@ impl Engine {
         };
         let id = parts.uri.path().strip_prefix(STATUS_PATH).unwrap_or_default();
         let Some(key) = sealed_id::open(&scope, id) else { return not_found() };
-        match self.store.load(&RecordId { scope, key }).await {
+        let id = RecordId { scope, key };
+        let loaded = timeout(self.store_deadline, self.store.load(&id)).await;
+        match loaded.unwrap_or_else(|_| Err(timed_out())) {
             Ok(Some(record)) => {
                 let expires = record.expires_at.to_system_time();
                 let expires = record.state.is_terminal().then(|| httpdate::fmt_http_date(expires));

@@ -34,8 +34,9 @@ pub(super) fn asked_for(headers: &HeaderMap, policy: &Policy) -> Option<Duration
     let preferences = headers.get_all(&PREFER).iter().filter_map(|value| value.to_str().ok());
     let seconds = preferences
         .flat_map(|value| value.split([',', ';']))
-        .filter_map(|preference| preference.trim().strip_prefix("wait="))
-        .find_map(|seconds| seconds.trim().trim_matches('"').parse::<u64>().ok());
+        .filter_map(|preference| preference.split_once('='))
+        .filter(|(name, _)| name.trim().eq_ignore_ascii_case("wait"))
+        .find_map(|(_, seconds)| seconds.trim().trim_matches('"').parse::<u64>().ok());
     match seconds {
         Some(seconds) => Some(Duration::from_secs(seconds).min(InFlight::WAIT_MAX)),
         None => by_policy,

@@ -22,8 +22,8 @@ use std::cmp::Ordering;
 use super::pointer::{Choice, Selection};
 pub(crate) use text::escaped;
 
-/// How deep arrays and objects may nest: serde_json's limit (a body one level
-/// beyond it has little hope of being read upstream), and it bounds the stack.
+/// How deep arrays and objects may nest. It bounds the stack, and few readers
+/// go deeper: serde_json stops one level before.
 pub(crate) const DEPTH_MAX: usize = 128;
 
 /// Members that fit before the list of them grows.
@@ -157,8 +157,8 @@ impl Pass<'_> {
             let before = self.out.len();
             self.value(element, depth)?;
             self.out.push(b',');
-            // Leaving elements out without a trace of their place is safe: of
-            // the chosen indices those below the array's length are there.
+            // Leaving elements out without a trace is safe: the selection
+            // tells which indices the remaining ones had.
             if !element.counts() {
                 self.out.truncate(before);
             }
@@ -242,7 +242,7 @@ impl Pass<'_> {
             return Err(NotCanonical::Syntax);
         };
         members.sort_unstable_by(|a, b| a.order(b, out));
-        let same_name = |pair: &[Member]| matches!(pair, [a, b] if a.name(out) == b.name(out));
+        let same_name = |pair: &[Member]| matches!(pair, [a, b] if a.order(b, out).is_eq());
         if members.windows(2).any(same_name) {
             return Err(NotCanonical::DuplicateName);
         }

@@ -4,8 +4,9 @@
 /// other uses of the same HMAC key, apart.
 const LABEL: &[u8] = b"onceward-fp/1";
 
-/// Space for the parts before the body of an ordinary request.
-const HEAD_BYTES_TYPICAL: usize = 256;
+/// Room for the parts of an ordinary request with a small canonical body, so
+/// that it takes one allocation.
+const BYTES_FIRST: usize = 1024;
 
 /// Tags of the parts. They are stored in digests, so they never change.
 pub(crate) mod tag {
@@ -31,8 +32,8 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    pub(crate) fn with_room_for(body_bytes: usize) -> Self {
-        let mut bytes = Vec::with_capacity(HEAD_BYTES_TYPICAL + body_bytes);
+    pub(crate) fn new() -> Self {
+        let mut bytes = Vec::with_capacity(BYTES_FIRST);
         bytes.extend_from_slice(LABEL);
         Self { bytes }
     }

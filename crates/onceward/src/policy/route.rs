@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::Method;
 
-use super::Policy;
+use super::{Methods, Policy};
 
 /// A method and a path pattern: `POST /v1/charges`, `POST|PATCH /v1/*/items`, `* /v1/**`.
 ///
@@ -93,13 +93,18 @@ impl Routes {
         Routes { routes: Vec::new(), default: None }
     }
 
-    /// Adds a route. The first route that matches wins.
+    /// Adds a route. The first route that matches wins. A pattern that names PUT or DELETE protects
+    /// them too, as [`Methods::UnsafeAndIdempotent`] does; `*` does not.
     ///
     /// # Errors
     /// When the pattern is malformed.
     pub fn route(mut self, pattern: &str, policy: Policy) -> Result<Self, BadPattern> {
         let pattern = Pattern::parse(pattern)?;
-        let policy = policy.named(&pattern.text);
+        let mut policy = policy.named(&pattern.text);
+        let named = pattern.methods.iter().flatten();
+        if named.into_iter().any(|method| matches!(*method, Method::PUT | Method::DELETE)) {
+            policy.methods = Methods::UnsafeAndIdempotent;
+        }
         self.routes.push((pattern, Some(Arc::new(policy))));
         Ok(self)
     }

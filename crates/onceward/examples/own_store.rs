@@ -1,0 +1,176 @@
+//! A store of your own: here a map behind one lock. The rules come from `machine`, so that a store
+//! only has to make each step atomic. Its tests are one line: the public suite.
+//!
+//! `cargo test -p onceward --features testing --example own_store`
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use onceward::{
+    Store,
+    clock::{Clock, SystemClock},
+    machine::{self, Change, Step},
+    record::{AuditRecord, Lease, Record, RecordId},
+    store::{
+        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, StoreFuture,
+        Swept, Write, Written,
+    },
+};
+
+#[derive(Debug)]
+struct OneLockStore {
+    clock: Arc<dyn Clock>,
+    inside: Mutex<Inside>,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    records: BTreeMap<RecordId, Record>,
+    audit: Vec<AuditRecord>,
+    identity: Option<Identity>,
+}
+
+impl Inside {
+    fn apply(&mut self, id: &RecordId, change: Change) {
+        match change {
+            Change::Keep => {}
+            Change::Put(record) => drop(self.records.insert(id.clone(), *record)),
+            Change::Remove => drop(self.records.remove(id)),
+        }
+    }
+
+    fn remember(&mut self, audit: AuditRecord) {
+        let is_known = |known: &AuditRecord| {
+            let told = |a: &AuditRecord| (a.id.clone(), a.generation, a.event, a.attempt, a.fence);
+            told(known) == told(&audit)
+        };
+        if !self.audit.iter().any(is_known) {
+            self.audit.push(audit);
+        }
+    }
+}
+
+impl OneLockStore {
+    fn new(clock: Arc<dyn Clock>) -> Self {
+        OneLockStore { clock, inside: Mutex::default() }
+    }
+
+    /// Everything in here happens at once, without an await: that is what makes it atomic.
+    fn locked<'a, T: Send + 'a>(
+        &'a self,
+        step: impl FnOnce(&mut Inside) -> T + Send + 'a,
+    ) -> StoreFuture<'a, T> {
+        Box::pin(async move {
+            Ok(step(&mut self.inside.lock().unwrap_or_else(PoisonError::into_inner)))
+        })
+    }
+
+    fn step<'a, A: Send + 'a>(
+        &'a self,
+        id: RecordId,
+        decide: impl FnOnce(Option<&Record>) -> Step<A> + Send + 'a,
+    ) -> StoreFuture<'a, A> {
+        self.locked(move |inside| {
+            let step = decide(inside.records.get(&id));
+            inside.apply(&id, step.change);
+            step.audit.into_iter().for_each(|audit| inside.remember(audit));
+            step.answer
+        })
+    }
+}
+
+impl Store for OneLockStore {
+    fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
+        self.step(ask.id.clone(), move |found| machine::reserve(found, &ask, self.clock.now()))
+    }
+
+    fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
+        self.step(claim.id.clone(), move |found| machine::claim(found, &claim, self.clock.now()))
+    }
+
+    fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
+        self.step(lease.id.clone(), move |found| {
+            machine::write(found, lease, write, self.clock.now())
+        })
+    }
+
+    fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
+        self.step(resolve.id.clone(), move |found| {
+            machine::resolve(found, resolve, self.clock.now())
+        })
+    }
+
+    fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
+        self.locked(move |inside| machine::load(inside.records.get(id), self.clock.now()))
+    }
+
+    fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
+        self.locked(move |inside| inside.audit.iter().filter(|a| a.id == *id).cloned().collect())
+    }
+
+    fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
+        self.locked(move |inside| {
+            let now = self.clock.now();
+            let steps = inside.records.values().map(|record| machine::sweep(record, now));
+            let due: Vec<_> =
+                steps.filter(|step| step.answer.is_some()).take(limit as usize).collect();
+            let mut swept = Vec::new();
+            for step in due {
+                let Some(moved) = step.answer else { continue };
+                inside.apply(&moved.id, step.change);
+                step.audit.into_iter().for_each(|audit| inside.remember(audit));
+                swept.push(moved);
+            }
+            swept
+        })
+    }
+
+    fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
+        self.locked(move |inside| {
+            let now = self.clock.now();
+            let changes = inside.records.values().map(|r| (r.id.clone(), machine::reap(r, now)));
+            let due: Vec<_> = changes
+                .filter(|(_, change)| *change != Change::Keep)
+                .take(limit as usize)
+                .collect();
+            let mut reaped = Reaped::default();
+            for (id, change) in due {
+                match change {
+                    Change::Remove => reaped.purged += 1,
+                    _ => reaped.expired += 1,
+                }
+                inside.apply(&id, change);
+            }
+            reaped
+        })
+    }
+
+    fn ping(&self) -> StoreFuture<'_, ()> {
+        self.locked(|_| ())
+    }
+
+    fn check_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, IdentityCheck> {
+        self.locked(move |inside| {
+            match inside.identity.get_or_insert_with(|| identity.clone()) == identity {
+                true => IdentityCheck::Same,
+                false => IdentityCheck::Different,
+            }
+        })
+    }
+
+    fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
+        self.locked(move |inside| inside.identity = Some(identity.clone()))
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let store = OneLockStore::new(Arc::new(SystemClock));
+    store.ping().await?;
+    let identity = Identity::new("authorization", "onceward-key/1", None);
+    assert_eq!(store.check_identity(&identity).await?, IdentityCheck::Same);
+    println!("a store of one's own; its tests are `cargo test --example own_store`");
+    Ok(())
+}

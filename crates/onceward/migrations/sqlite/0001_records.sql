@@ -1,0 +1,73 @@
+-- What the store remembers about itself: its identity settings, and a name of its own.
+CREATE TABLE meta (
+    name  TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- One row for each scope and key. Times are microseconds since 1970, durations microseconds.
+CREATE TABLE records (
+    record_id       INTEGER PRIMARY KEY,
+    scope           TEXT    NOT NULL CHECK (length(scope) BETWEEN 1 AND 255),
+    key             TEXT    NOT NULL CHECK (length(key) BETWEEN 1 AND 255),
+    recipe          INTEGER NOT NULL,
+    fingerprint     BLOB    NOT NULL CHECK (length(fingerprint) = 32),
+    generation      INTEGER NOT NULL CHECK (generation > 0),
+    state           TEXT    NOT NULL CHECK (state IN ('pending', 'in_progress', 'completed',
+                                                      'failed_retryable', 'unknown', 'expired')),
+    attempt         BLOB    NOT NULL CHECK (length(attempt) = 16),
+    fence           INTEGER NOT NULL CHECK (fence > 0),
+    attempts        INTEGER NOT NULL,
+    effects         TEXT    NOT NULL,
+    route           TEXT    NOT NULL,
+    method          TEXT    NOT NULL,
+    path            TEXT    NOT NULL,
+    created_at      INTEGER NOT NULL,
+    started_at      INTEGER NOT NULL,
+    lease_until     INTEGER NOT NULL,
+    max_execution   INTEGER NOT NULL,
+    finished_at     INTEGER,
+    expires_at      INTEGER NOT NULL,
+    retention       INTEGER NOT NULL,
+    purge_at        INTEGER NOT NULL,
+    last_error      TEXT,
+    reconcile_after INTEGER,
+    void            INTEGER NOT NULL CHECK (void IN (0, 1)),
+    reply_status    INTEGER,
+    reply_headers   BLOB,
+    reply_schema    TEXT,
+    reply_encoding  TEXT CHECK (reply_encoding IN ('identity', 'zstd', 'not_stored')),
+    reply_length    INTEGER,
+    reply_body      BLOB,
+    UNIQUE (scope, key),
+    CHECK ((state = 'completed') = (reply_status IS NOT NULL)),
+    CHECK ((reply_status IS NULL) = (reply_encoding IS NULL)),
+    CHECK (purge_at >= expires_at)
+) STRICT;
+
+-- For the sweeper: leases that ran out.
+CREATE INDEX records_lease ON records (lease_until) WHERE state = 'in_progress';
+-- For the reaper: retention that is over, then tombstones whose time is over.
+CREATE INDEX records_expiry ON records (expires_at) WHERE state IN ('completed', 'failed_retryable');
+CREATE INDEX records_purge ON records (purge_at) WHERE state = 'expired';
+-- For the reconciler: unknown outcomes that are due.
+CREATE INDEX records_reconcile ON records (reconcile_after) WHERE state = 'unknown';
+
+-- What a person may have to understand later. Lives longer than the record it is about.
+CREATE TABLE audit_records (
+    audit_id       INTEGER PRIMARY KEY,
+    at             INTEGER NOT NULL,
+    scope          TEXT    NOT NULL,
+    key            TEXT    NOT NULL,
+    generation     INTEGER NOT NULL,
+    event          TEXT    NOT NULL,
+    attempt        BLOB    NOT NULL,
+    fence          INTEGER NOT NULL,
+    reason         TEXT    NOT NULL,
+    reply_status   INTEGER,
+    reply_headers  BLOB,
+    reply_schema   TEXT,
+    reply_encoding TEXT,
+    reply_length   INTEGER,
+    reply_body     BLOB,
+    UNIQUE (scope, key, generation, event, attempt, fence)
+) STRICT;

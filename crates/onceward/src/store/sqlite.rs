@@ -1,0 +1,245 @@
+//! Records in one SQLite file: the embedded store, durable on one machine.
+//!
+//! One task owns the only connection. While a batch is being committed the next one gathers, so that
+//! concurrent requests share one fsync, and a request alone goes at once. Inside the transaction the
+//! rules are those of [`crate::machine`].
+//!
+//! Limits: time is the process's own; a network file system is not safe; what the disk acknowledged
+//! and then lost is lost. Two processes may share one file: they take turns.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store, StoreError,
+    StoreErrorKind, StoreFuture, Swept, Write, Written,
+};
+use crate::{
+    clock::{Clock, SystemClock, Timestamp},
+    machine::{self, Change, Step},
+    record::{AuditRecord, Lease, Record, RecordId},
+};
+
+mod alone;
+mod error;
+mod open;
+mod row;
+mod sql;
+mod writer;
+
+pub use open::OpenError;
+use writer::{Work, Writer};
+
+/// Where and how a [`SqliteStore`] lives.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    path: PathBuf,
+    clock: Arc<dyn Clock>,
+    bytes_max: Option<u64>,
+}
+
+impl SqliteOptions {
+    /// A store in this file, which is made if it is not there.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        SqliteOptions { path: path.into(), clock: Arc::new(SystemClock), bytes_max: None }
+    }
+
+    /// The same on another clock: for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The same in a file of at most this size. When it is full, calls fail as on a full disk: new
+    /// keys are refused, and nothing that was acknowledged is lost.
+    #[must_use]
+    pub fn bytes_max(mut self, bytes: u64) -> Self {
+        self.bytes_max = Some(bytes);
+        self
+    }
+}
+
+/// A store in one SQLite file.
+#[derive(Debug)]
+pub struct SqliteStore {
+    work: mpsc::Sender<Work>,
+    stats: Arc<Stats>,
+}
+
+/// How many store calls may stand in line before callers wait for a place.
+const LINE_MAX: usize = 4096;
+
+/// What the store did since it was opened.
+#[derive(Debug, Default)]
+struct Stats {
+    commits: AtomicU64,
+    writes: AtomicU64,
+}
+
+impl SqliteStore {
+    /// Opens the store, and makes its file if it is not there.
+    ///
+    /// # Errors
+    /// When the file is damaged, is not a store of ours, was written by a newer version, cannot be
+    /// written, or the disk is full. It is then left as it is.
+    ///
+    /// # Cancel safety
+    /// A file that was being made is left behind under a temporary name, or complete.
+    pub async fn open(options: SqliteOptions) -> Result<Self, OpenError> {
+        let connection = open::open(&options).await?;
+        let stats = Arc::new(Stats::default());
+        let (work, line) = mpsc::channel(LINE_MAX);
+        tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line));
+        Ok(SqliteStore { work, stats })
+    }
+
+    /// Finishes what stands in line, and closes the file. Later calls fail.
+    ///
+    /// # Cancel safety
+    /// The store closes all the same.
+    pub async fn close(&self) {
+        let (done, closed) = oneshot::channel();
+        if self.work.send(Work::Close(done)).await.is_ok() {
+            let _ = closed.await;
+        }
+    }
+
+    /// How many transactions were committed with something to write, and how many writes they held:
+    /// their ratio says how many writes shared one fsync.
+    pub fn commits_and_writes(&self) -> (u64, u64) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (load(&self.stats.commits), load(&self.stats.writes))
+    }
+
+    /// One atomic step on one record.
+    fn step<A: Send + 'static>(
+        &self,
+        id: RecordId,
+        decide: impl Fn(Option<&Record>, Timestamp) -> Step<A> + Send + 'static,
+    ) -> StoreFuture<'_, A> {
+        self.ask(move |sender| {
+            Work::Step(Box::new(RecordStep { id, decide, answer: None, sender }))
+        })
+    }
+
+    /// Hands work to the writer. Once it stands in line it is done, whether or not somebody still
+    /// waits for the answer.
+    fn ask<A: Send + 'static>(
+        &self,
+        work: impl FnOnce(oneshot::Sender<Result<A, StoreError>>) -> Work + Send + 'static,
+    ) -> StoreFuture<'_, A> {
+        Box::pin(async move {
+            let (sender, answer) = oneshot::channel();
+            if self.work.send(work(sender)).await.is_err() {
+                return Err(closed(StoreErrorKind::Unavailable));
+            }
+            answer.await.unwrap_or_else(|_| Err(closed(StoreErrorKind::Ambiguous)))
+        })
+    }
+}
+
+fn closed(kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, error::STORE, "it is closed")
+}
+
+/// A step on one record, as it stands in line. Runs again when its batch has to be split up.
+trait PendingStep: Send {
+    fn id(&self) -> &RecordId;
+    fn run(&mut self, found: Option<&Record>, now: Timestamp) -> (Change, Option<AuditRecord>);
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>);
+}
+
+struct RecordStep<A, F> {
+    id: RecordId,
+    decide: F,
+    answer: Option<A>,
+    sender: oneshot::Sender<Result<A, StoreError>>,
+}
+
+impl<A: Send, F> PendingStep for RecordStep<A, F>
+where
+    F: Fn(Option<&Record>, Timestamp) -> Step<A> + Send,
+{
+    fn id(&self) -> &RecordId {
+        &self.id
+    }
+
+    fn run(&mut self, found: Option<&Record>, now: Timestamp) -> (Change, Option<AuditRecord>) {
+        let step = (self.decide)(found, now);
+        self.answer = Some(step.answer);
+        (step.change, step.audit)
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
+        let no_answer = || StoreError::new(StoreErrorKind::Ambiguous, error::STORE, "not run");
+        let RecordStep { answer, sender, .. } = *self;
+        // The caller may be gone. The step is done all the same.
+        let _ = sender.send(committed.and_then(|()| answer.ok_or_else(no_answer)));
+    }
+}
+
+impl Store for SqliteStore {
+    fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
+        self.step(ask.id.clone(), move |found, now| machine::reserve(found, &ask, now))
+    }
+
+    fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
+        self.step(claim.id.clone(), move |found, now| machine::claim(found, &claim, now))
+    }
+
+    fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
+        let guard = Lease { id: lease.id.clone(), ..*lease };
+        self.step(lease.id.clone(), move |found, now| {
+            machine::write(found, &guard, write.clone(), now)
+        })
+    }
+
+    fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
+        self.step(resolve.id.clone(), move |found, now| {
+            machine::resolve(found, resolve.clone(), now)
+        })
+    }
+
+    fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
+        self.step(id.clone(), |found, now| Step {
+            change: Change::Keep,
+            audit: None,
+            answer: machine::load(found, now),
+        })
+    }
+
+    fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
+        let id = id.clone();
+        self.ask(move |sender| Work::Audit(id, sender))
+    }
+
+    fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
+        self.ask(move |sender| Work::Sweep(limit, sender))
+    }
+
+    fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
+        self.ask(move |sender| Work::Reap(limit, sender))
+    }
+
+    fn ping(&self) -> StoreFuture<'_, ()> {
+        self.ask(Work::Ping)
+    }
+
+    fn check_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, IdentityCheck> {
+        let identity = identity.clone();
+        self.ask(move |sender| Work::CheckIdentity(identity, sender))
+    }
+
+    fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
+        let identity = identity.clone();
+        self.ask(move |sender| Work::AcceptIdentity(identity, sender))
+    }
+}

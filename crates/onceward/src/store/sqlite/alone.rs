@@ -1,0 +1,74 @@
+//! A step that stands alone in line takes one statement instead of a transaction of four.
+//!
+//! It is run on what we believe the record to be: absent, or as we wrote it last. The statement
+//! holds only if that is still so, because another process may have been at the file; if not, the
+//! step goes the long way.
+
+use std::{collections::HashMap, sync::atomic::Ordering};
+
+use super::{
+    PendingStep,
+    error::Moment,
+    row::{bind_id, bind_record, bind_rest},
+    sql::{INSERT_IF_ABSENT, UPDATE_IF_UNCHANGED},
+    writer::{Failure, Outcome, Writer},
+};
+use crate::{
+    machine::Change,
+    record::{Record, RecordId, State},
+};
+
+/// Records in progress, as this process wrote them last. Nothing depends on it being complete.
+#[derive(Default)]
+pub(super) struct Recent(HashMap<RecordId, Record>);
+
+/// More than this many attempts at a time are not worth remembering.
+const RECENT_MAX: usize = 10_000;
+
+impl Recent {
+    pub(super) fn note(&mut self, record: &Record) {
+        if record.state != State::InProgress {
+            self.0.remove(&record.id);
+        } else if self.0.len() < RECENT_MAX || self.0.contains_key(&record.id) {
+            self.0.insert(record.id.clone(), record.clone());
+        } else {
+            // Attempts that were begun here and ended elsewhere would stay for ever.
+            self.0.clear();
+        }
+    }
+}
+
+impl Writer {
+    /// Tries the short way. `false` means that nothing was done.
+    pub(super) async fn alone(&mut self, step: &mut Box<dyn PendingStep>) -> Outcome<bool> {
+        let believed = self.recent.0.get(step.id()).cloned();
+        let (change, audit) = step.run(believed.as_ref(), self.options.clock.now());
+        let (Change::Put(record), None) = (change, audit) else { return Ok(false) };
+        let query = match &believed {
+            None => bind_record(sqlx::query(INSERT_IF_ABSENT), &record),
+            Some(believed) => {
+                let query = bind_rest(sqlx::query(UPDATE_IF_UNCHANGED), &record);
+                bind_id(query, &believed.id)
+                    .bind(i64::from(believed.generation))
+                    .bind(believed.state.name())
+                    .bind(believed.fence.number())
+                    .bind(believed.attempt.as_bytes().to_vec())
+                    .bind(believed.lease_until.as_micros())
+            }
+        };
+        match query.execute(self.connection().await?).await {
+            Ok(done) if done.rows_affected() == 0 => {
+                self.recent.0.remove(step.id());
+                Ok(false)
+            }
+            Ok(_) => {
+                self.recent.note(&record);
+                self.stats.commits.fetch_add(1, Ordering::Relaxed);
+                self.stats.writes.fetch_add(1, Ordering::Relaxed);
+                Ok(true)
+            }
+            // The statement commits by itself, so that an error may be one of its commit.
+            Err(error) => Err(self.roll_back(Failure { error, moment: Moment::Commit }).await),
+        }
+    }
+}

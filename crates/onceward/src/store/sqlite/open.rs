@@ -1,0 +1,265 @@
+//! Opening the file: a store of ours, whole, of a known version, writable; or a clear error. Never a
+//! silent fresh start in the place of something else.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use sqlx::{
+    ConnectOptions as _, Connection as _, Row as _, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
+
+use super::{SqliteOptions, error};
+
+/// Marks the file as ours, in SQLite's own header: "Once".
+const APPLICATION_ID: u32 = 0x4f6e_6365;
+
+/// Migrations in order. The file's `user_version` says how many of them it has.
+const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_records.sql")];
+
+/// How long to wait for another process that writes.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Larger files are checked when they are used, so that starting does not take minutes.
+const CHECKED_BYTES_MAX: u64 = 1 << 30;
+
+/// Why a file cannot be opened as a store. The file is left as it is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The file is there and is not an SQLite database.
+    #[error("{0} is not an SQLite file; nothing was changed")]
+    NotADatabase(PathBuf),
+    /// The file is an SQLite database of some other program.
+    #[error("{0} is the SQLite file of another program; nothing was changed")]
+    Foreign(PathBuf),
+    /// The file is there and empty: it may have been cut off.
+    #[error("{0} is empty; if it never held records, remove it and start again")]
+    Empty(PathBuf),
+    /// A write-ahead log without its database: the database was moved or removed.
+    #[error("{0} is missing while its write-ahead log is there; restore the file or remove both")]
+    LogWithoutFile(PathBuf),
+    /// Written by a newer version.
+    #[error(
+        "{path} has schema version {found}, and this version knows {known}; use a newer onceward"
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The version it has.
+        found: u32,
+        /// The newest version that is known here.
+        known: u32,
+    },
+    /// The file is damaged.
+    #[error("{path} is damaged ({what}); restore it from a backup")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    /// The file cannot be written.
+    #[error("{0} is read-only; a store must be able to write")]
+    ReadOnly(PathBuf),
+    /// No room to write.
+    #[error("{0} cannot grow: the disk or its size limit is full")]
+    Full(PathBuf),
+    /// The operating system said no.
+    #[error("{path} cannot be opened")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// SQLite said no.
+    #[error("{path} cannot be used")]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite said.
+        source: sqlx::Error,
+    },
+}
+
+pub(super) async fn open(options: &SqliteOptions) -> Result<SqliteConnection, OpenError> {
+    let path = &options.path;
+    if !exists(path)? {
+        create(options).await?;
+    }
+    inspect(path)?;
+    let mut connection = connect(options, path, false).await.map_err(|e| failed(path, e))?;
+    migrate(&mut connection, path).await?;
+    check(&mut connection, path).await?;
+    Ok(connection)
+}
+
+fn exists(path: &Path) -> Result<bool, OpenError> {
+    let there = path.try_exists().map_err(|source| io_error(path, source))?;
+    let log = beside(path, "-wal");
+    if !there && log.try_exists().map_err(|source| io_error(path, source))? {
+        return Err(OpenError::LogWithoutFile(path.into()));
+    }
+    Ok(there)
+}
+
+/// Makes the file under another name and moves it into its place when it is complete, so that a
+/// crash, or a second process that does the same, never leaves a half-made store.
+async fn create(options: &SqliteOptions) -> Result<(), OpenError> {
+    let path = &options.path;
+    let draft = beside(path, &format!(".new-{:016x}", rand::random::<u64>()));
+    let made = draw_up(options, &draft).await;
+    let moved = made.and_then(|()| {
+        let linked = fs::hard_link(&draft, path).or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        });
+        let synced = linked.and_then(|()| File::open(parent(path))?.sync_all());
+        synced.map_err(|source| io_error(path, source))
+    });
+    for leftover in ["", "-wal", "-shm"] {
+        // Whatever is left under the temporary name is of no use to anybody.
+        let _ = fs::remove_file(beside(&draft, leftover));
+    }
+    moved
+}
+
+async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError> {
+    let path = &options.path;
+    let mut connection = connect(options, draft, true).await.map_err(|e| failed(path, e))?;
+    migrate(&mut connection, path).await?;
+    connection.close().await.map_err(|e| failed(path, e))?;
+    File::open(draft).and_then(|file| file.sync_all()).map_err(|source| io_error(path, source))
+}
+
+/// Looks at the file without SQLite, which would begin to change it.
+fn inspect(path: &Path) -> Result<(), OpenError> {
+    let metadata = fs::metadata(path).map_err(|source| io_error(path, source))?;
+    if metadata.len() == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    let mut header = [0; 100];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    let is_database = read.is_ok() && header.starts_with(b"SQLite format 3\0");
+    if !is_database {
+        return Err(OpenError::NotADatabase(path.into()));
+    }
+    let number = |at: usize| {
+        let bytes = header.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        u32::from_be_bytes(bytes.unwrap_or_default())
+    };
+    if number(68) != APPLICATION_ID {
+        return Err(OpenError::Foreign(path.into()));
+    }
+    known_version(path, number(60))?;
+    if metadata.permissions().readonly() {
+        return Err(OpenError::ReadOnly(path.into()));
+    }
+    Ok(())
+}
+
+async fn connect(
+    options: &SqliteOptions,
+    path: &Path,
+    create: bool,
+) -> Result<SqliteConnection, sqlx::Error> {
+    let connect = SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(create)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(BUSY_TIMEOUT)
+        .foreign_keys(true)
+        .disable_statement_logging();
+    let mut connection = connect.connect().await?;
+    if let Some(bytes_max) = options.bytes_max {
+        let page_size: i64 =
+            sqlx::query_scalar("PRAGMA page_size").fetch_one(&mut connection).await?;
+        let pages = bytes_max / u64::try_from(page_size).unwrap_or(4096).max(1);
+        let limit = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {pages}"));
+        sqlx::query(limit).fetch_all(&mut connection).await?;
+    }
+    Ok(connection)
+}
+
+/// Brings the schema up to date, under the file's write lock.
+async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), OpenError> {
+    let failed = |error| failed(path, error);
+    execute(connection, "BEGIN IMMEDIATE").await.map_err(failed)?;
+    let version = version(connection).await.map_err(failed)?;
+    known_version(path, version)?;
+    for migration in MIGRATIONS.iter().skip(version as usize) {
+        execute(connection, migration).await.map_err(failed)?;
+    }
+    if version == 0 {
+        let id = sqlx::AssertSqlSafe(format!("PRAGMA application_id = {APPLICATION_ID}"));
+        sqlx::query(id).execute(&mut *connection).await.map_err(failed)?;
+    }
+    let reached = sqlx::AssertSqlSafe(format!("PRAGMA user_version = {}", MIGRATIONS.len()));
+    sqlx::query(reached).execute(&mut *connection).await.map_err(failed)?;
+    // A write of its own, so that a file that cannot be written is found out now.
+    let opened = "INSERT INTO meta (name, value) VALUES ('opened', '1') \
+                  ON CONFLICT (name) DO UPDATE SET value = value + 1";
+    execute(connection, opened).await.map_err(failed)?;
+    execute(connection, "COMMIT").await.map_err(failed)
+}
+
+async fn check(connection: &mut SqliteConnection, path: &Path) -> Result<(), OpenError> {
+    let size = fs::metadata(path).map_err(|source| io_error(path, source))?.len();
+    if size > CHECKED_BYTES_MAX {
+        return Ok(());
+    }
+    let verdict = sqlx::query("PRAGMA quick_check(1)").fetch_one(connection).await;
+    let verdict: String = verdict.and_then(|row| row.try_get(0)).map_err(|e| failed(path, e))?;
+    if verdict == "ok" {
+        Ok(())
+    } else {
+        Err(OpenError::Damaged { path: path.into(), what: verdict })
+    }
+}
+
+async fn execute(connection: &mut SqliteConnection, sql: &'static str) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(sql).execute(connection).await.map(|_| ())
+}
+
+async fn version(connection: &mut SqliteConnection) -> Result<u32, sqlx::Error> {
+    sqlx::query_scalar("PRAGMA user_version").fetch_one(connection).await
+}
+
+fn known_version(path: &Path, found: u32) -> Result<(), OpenError> {
+    let known = u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX);
+    if found > known {
+        return Err(OpenError::Newer { path: path.into(), found, known });
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, source: sqlx::Error) -> OpenError {
+    const READ_ONLY: u32 = 8;
+    let path = path.to_owned();
+    match error::extended_code(&source).map(|code| code & 0xff) {
+        Some(READ_ONLY) => OpenError::ReadOnly(path),
+        _ if error::is_full(&source) => OpenError::Full(path),
+        _ if error::is_damage(&source) => OpenError::Damaged { path, what: source.to_string() },
+        _ => OpenError::Sqlite { path, source },
+    }
+}
+
+fn io_error(path: &Path, source: io::Error) -> OpenError {
+    OpenError::Io { path: path.to_owned(), source }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}

@@ -1,0 +1,338 @@
+//! One encoding of a record, used by every write and every read.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode};
+use sqlx::{Row as _, Sqlite, query::Query, sqlite::SqliteArguments, sqlite::SqliteRow};
+
+use crate::{
+    clock::Timestamp,
+    fingerprint::Fingerprint,
+    key::Key,
+    record::{AttemptId, AuditEvent, AuditRecord, Effects, Fence, Record, RecordId, State},
+    reply::{Reply, ReplyBody},
+    scope::Scope,
+};
+
+type Values<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+/// A row that is not what we wrote.
+#[derive(Debug, thiserror::Error)]
+#[error("column {0} cannot be read")]
+pub(super) struct BadRow(&'static str);
+
+/// The columns of a record, in the order of [`bind_record`] and [`read_record`].
+macro_rules! record_columns {
+    () => {
+        concat!("scope, key, ", rest_columns!())
+    };
+}
+pub(super) use record_columns;
+
+/// All columns but the address.
+macro_rules! rest_columns {
+    () => {
+        "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
+         route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
+         expires_at, retention, purge_at, last_error, reconcile_after, void, reply_status, \
+         reply_headers, reply_schema, reply_encoding, reply_length, reply_body"
+    };
+}
+pub(super) use rest_columns;
+
+pub(super) const RECORD_COLUMN_COUNT: usize = 30;
+
+pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
+    bind_rest(bind_id(values, &record.id), record)
+}
+
+pub(super) fn bind_id<'q>(values: Values<'q>, id: &RecordId) -> Values<'q> {
+    values.bind(id.scope.as_str().to_owned()).bind(id.key.as_str().to_owned())
+}
+
+/// All columns but the address.
+pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
+    let values = values
+        .bind(i64::from(record.fingerprint.recipe()))
+        .bind(record.fingerprint.digest().to_vec())
+        .bind(i64::from(record.generation))
+        .bind(record.state.name())
+        .bind(record.attempt.as_bytes().to_vec())
+        .bind(record.fence.number())
+        .bind(i64::from(record.attempts))
+        .bind(record.effects.name())
+        .bind(record.route.to_string())
+        .bind(record.method.to_string())
+        .bind(record.path.to_string())
+        .bind(record.created_at.as_micros())
+        .bind(record.started_at.as_micros())
+        .bind(record.lease_until.as_micros())
+        .bind(micros(record.max_execution))
+        .bind(record.finished_at.map(Timestamp::as_micros))
+        .bind(record.expires_at.as_micros())
+        .bind(micros(record.retention))
+        .bind(record.purge_at().as_micros())
+        .bind(record.last_error.as_deref().map(str::to_owned))
+        .bind(record.reconcile_after.map(Timestamp::as_micros))
+        .bind(i64::from(record.void));
+    bind_reply(values, record.reply.as_ref())
+}
+
+pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<'q> {
+    let values = values
+        .bind(audit.at.as_micros())
+        .bind(audit.id.scope.as_str().to_owned())
+        .bind(audit.id.key.as_str().to_owned())
+        .bind(i64::from(audit.generation))
+        .bind(audit.event.name())
+        .bind(audit.attempt.as_bytes().to_vec())
+        .bind(audit.fence.number())
+        .bind(audit.reason.to_string());
+    bind_reply(values, audit.reply.as_ref())
+}
+
+fn bind_reply<'q>(values: Values<'q>, reply: Option<&Reply>) -> Values<'q> {
+    let (encoding, length, body) = match reply.map(|reply| &reply.body) {
+        None => (None, None, None),
+        Some(ReplyBody::NotStored) => (Some("not_stored"), None, None),
+        Some(ReplyBody::Stored(body)) => {
+            let (encoding, stored) = compressed(body);
+            (Some(encoding), i64::try_from(body.len()).ok(), Some(stored))
+        }
+    };
+    values
+        .bind(reply.map(|reply| i64::from(reply.status.as_u16())))
+        .bind(reply.map(|reply| encode_headers(&reply.headers)))
+        .bind(reply.and_then(|reply| reply.schema_version.as_deref()).map(str::to_owned))
+        .bind(encoding)
+        .bind(length)
+        .bind(body)
+}
+
+/// Bodies below this are not worth the time.
+const COMPRESSED_FROM: usize = 1024;
+
+fn compressed(body: &Bytes) -> (&'static str, Vec<u8>) {
+    if body.len() >= COMPRESSED_FROM {
+        // It pays when at least an eighth is saved.
+        let smaller = zstd::bulk::compress(body, 1).ok();
+        if let Some(smaller) = smaller.filter(|smaller| smaller.len() <= body.len() / 8 * 7) {
+            return ("zstd", smaller);
+        }
+    }
+    ("identity", body.to_vec())
+}
+
+pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
+    let mut columns = Columns { row, next: 0 };
+    let id = columns.id()?;
+    let recipe = columns.number("recipe")?;
+    let digest = columns.bytes("fingerprint")?;
+    let mut record = Record {
+        id,
+        fingerprint: Fingerprint::from_stored(recipe, digest),
+        generation: columns.number("generation")?,
+        state: State::from_name(columns.text("state")?).ok_or(BadRow("state"))?,
+        attempt: AttemptId::from_bytes(columns.bytes("attempt")?),
+        fence: Fence::from_stored(columns.integer("fence")?),
+        attempts: columns.number("attempts")?,
+        effects: Effects::from_name(columns.text("effects")?).ok_or(BadRow("effects"))?,
+        route: columns.text("route")?.into(),
+        method: columns.text("method")?.into(),
+        path: columns.text("path")?.into(),
+        created_at: columns.time("created_at")?,
+        started_at: columns.time("started_at")?,
+        lease_until: columns.time("lease_until")?,
+        max_execution: columns.duration("max_execution")?,
+        finished_at: columns.optional_time("finished_at")?,
+        expires_at: columns.time("expires_at")?,
+        retention: columns.duration("retention")?,
+        tombstone: Duration::ZERO,
+        last_error: None,
+        reconcile_after: None,
+        void: false,
+        reply: None,
+    };
+    record.tombstone = columns.time("purge_at")?.since(record.expires_at);
+    record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
+    record.reconcile_after = columns.optional_time("reconcile_after")?;
+    record.void = columns.integer("void")? != 0;
+    record.reply = columns.reply()?;
+    if (record.state == State::Completed) != record.reply.is_some() {
+        return Err(BadRow("reply_status"));
+    }
+    Ok(record)
+}
+
+pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
+    let mut columns = Columns { row, next: 0 };
+    Ok(AuditRecord {
+        at: columns.time("at")?,
+        id: columns.id()?,
+        generation: columns.number("generation")?,
+        event: AuditEvent::from_name(columns.text("event")?).ok_or(BadRow("event"))?,
+        attempt: AttemptId::from_bytes(columns.bytes("attempt")?),
+        fence: Fence::from_stored(columns.integer("fence")?),
+        reason: columns.text("reason")?.into(),
+        reply: columns.reply()?,
+    })
+}
+
+/// Reads a row column by column, in order.
+struct Columns<'r> {
+    row: &'r SqliteRow,
+    next: usize,
+}
+
+impl<'r> Columns<'r> {
+    fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
+    where
+        T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
+    {
+        let column = self.next;
+        self.next += 1;
+        self.row.try_get(column).map_err(|_| BadRow(name))
+    }
+
+    fn id(&mut self) -> Result<RecordId, BadRow> {
+        let scope = Scope::new(self.text("scope")?).map_err(|_| BadRow("scope"))?;
+        let key = Key::new(self.text("key")?).map_err(|_| BadRow("key"))?;
+        Ok(RecordId { scope, key })
+    }
+
+    fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
+        self.get(name)
+    }
+
+    fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
+        self.get(name)
+    }
+
+    fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
+        self.integer(name)?.try_into().map_err(|_| BadRow(name))
+    }
+
+    fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
+        self.get::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
+    }
+
+    fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
+        self.integer(name).map(Timestamp::from_micros)
+    }
+
+    fn optional_time(&mut self, name: &'static str) -> Result<Option<Timestamp>, BadRow> {
+        Ok(self.get::<Option<i64>>(name)?.map(Timestamp::from_micros))
+    }
+
+    fn duration(&mut self, name: &'static str) -> Result<Duration, BadRow> {
+        self.number(name).map(Duration::from_micros)
+    }
+
+    fn reply(&mut self) -> Result<Option<Reply>, BadRow> {
+        let status: Option<i64> = self.get("reply_status")?;
+        let headers: Option<&[u8]> = self.get("reply_headers")?;
+        let schema_version: Option<&str> = self.get("reply_schema")?;
+        let encoding: Option<&str> = self.get("reply_encoding")?;
+        let length: Option<i64> = self.get("reply_length")?;
+        let body: Option<&[u8]> = self.get("reply_body")?;
+        let Some(status) = status else { return Ok(None) };
+        let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
+        let length = length.and_then(|length| usize::try_from(length).ok());
+        let body = match (encoding, body, length) {
+            (Some("not_stored"), None, None) => ReplyBody::NotStored,
+            (Some("identity"), Some(body), Some(length)) if body.len() == length => {
+                ReplyBody::Stored(Bytes::copy_from_slice(body))
+            }
+            (Some("zstd"), Some(body), Some(length)) => {
+                let plain = zstd::bulk::decompress(body, length).ok();
+                let whole = plain.filter(|plain| plain.len() == length);
+                ReplyBody::Stored(whole.ok_or(BadRow("reply_body"))?.into())
+            }
+            _ => return Err(BadRow("reply_encoding")),
+        };
+        Ok(Some(Reply {
+            status: status.ok_or(BadRow("reply_status"))?,
+            headers: decode_headers(headers.unwrap_or_default()).ok_or(BadRow("reply_headers"))?,
+            body,
+            schema_version: schema_version.map(Into::into),
+        }))
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// The version of the header encoding, first byte of what is stored.
+const HEADERS_VERSION: u8 = 1;
+
+/// Each header as two strings with their lengths in front: no character needs escaping.
+fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
+    let mut encoded = vec![HEADERS_VERSION];
+    for (name, value) in headers {
+        for part in [name.as_str().as_bytes(), value.as_bytes()] {
+            encoded.extend(u32::try_from(part.len()).unwrap_or(u32::MAX).to_be_bytes());
+            encoded.extend(part);
+        }
+    }
+    encoded
+}
+
+fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
+    let (version, mut rest) = encoded.split_first()?;
+    if *version != HEADERS_VERSION {
+        return None;
+    }
+    let mut part = || {
+        let (length, after) = rest.split_first_chunk::<4>()?;
+        let (part, after) = after.split_at_checked(u32::from_be_bytes(*length) as usize)?;
+        rest = after;
+        Some(part)
+    };
+    let mut headers = Vec::new();
+    while let Some(name) = part() {
+        let name = HeaderName::from_bytes(name).ok()?;
+        headers.push((name, HeaderValue::from_bytes(part()?).ok()?));
+    }
+    rest.is_empty().then_some(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_their_encoding_in_order() {
+        let headers = vec![
+            (HeaderName::from_static("link"), HeaderValue::from_static("<a>; rel=\"next\"")),
+            (HeaderName::from_static("x-empty"), HeaderValue::from_static("")),
+            (HeaderName::from_static("link"), HeaderValue::from_bytes(b"\xe9").expect("obs-text")),
+        ];
+        assert_eq!(decode_headers(&encode_headers(&headers)), Some(headers));
+        assert_eq!(decode_headers(&encode_headers(&[])), Some(Vec::new()));
+    }
+
+    #[test]
+    fn damaged_headers_are_not_taken_for_fewer_headers() {
+        let headers = vec![(HeaderName::from_static("etag"), HeaderValue::from_static("abc"))];
+        let encoded = encode_headers(&headers);
+        for cut in 0..encoded.len() {
+            let damaged = encoded.get(..cut).expect("a prefix");
+            // One byte is the version alone: no headers at all, which is what it says.
+            assert_eq!(decode_headers(damaged).is_some(), cut == 1, "cut at {cut}");
+        }
+        assert_eq!(decode_headers(&[2]), None, "an unknown version");
+    }
+
+    #[test]
+    fn a_body_is_compressed_only_when_it_pays() {
+        let small = Bytes::from(vec![b'a'; COMPRESSED_FROM - 1]);
+        let even = Bytes::from(vec![b'a'; COMPRESSED_FROM]);
+        let noise: Vec<u8> = (0..4096).map(|_| rand::random()).collect();
+        assert_eq!(compressed(&small), ("identity", small.to_vec()));
+        assert_eq!(compressed(&even).0, "zstd");
+        assert!(compressed(&even).1.len() < 100);
+        assert_eq!(compressed(&noise.clone().into()), ("identity", noise));
+    }
+}

@@ -1,0 +1,130 @@
+//! The statements of the writer.
+
+use super::row::{record_columns, rest_columns};
+
+/// Loads what is asked for in one trip. CROSS JOIN keeps the order: one index lookup for each name.
+pub(super) const LOAD: &str = concat!(
+    "SELECT ",
+    record_columns!(),
+    ", position FROM (\
+     SELECT key AS position, value ->> 0 AS asked_scope, value ->> 1 AS asked_key \
+     FROM json_each(?)) CROSS JOIN records ON scope = asked_scope AND key = asked_key"
+);
+
+/// A lease that ran out; phased work is resumed by whoever reserves it next.
+pub(super) const DUE_LEASES: &str = concat!(
+    "SELECT ",
+    record_columns!(),
+    " FROM records WHERE state = 'in_progress' AND lease_until <= ? AND effects <> 'phased' \
+     ORDER BY lease_until LIMIT ?"
+);
+
+/// Retention that is over, and tombstones whose time is over: one index each.
+pub(super) const DUE_RETENTION: &str = concat!(
+    "SELECT ",
+    record_columns!(),
+    " FROM records WHERE record_id IN (\
+     SELECT record_id FROM records \
+     WHERE state IN ('completed', 'failed_retryable') AND expires_at <= ? \
+     UNION ALL SELECT record_id FROM records WHERE state = 'expired' AND purge_at <= ? LIMIT ?)"
+);
+
+pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
+    reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body \
+    FROM audit_records WHERE scope = ? AND key = ? ORDER BY audit_id";
+
+/// The same thing told twice is one audit record.
+pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, attempt, \
+    fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, reply_length, \
+    reply_body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+
+macro_rules! row {
+    () => {
+        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    };
+}
+
+/// Writes records whole, the given rows at a time. Everything but the address may change.
+macro_rules! put {
+    ($($row:expr),+) => {
+        concat!(
+            "INSERT INTO records (",
+            record_columns!(),
+            ") VALUES ",
+            $($row,)+
+            " ON CONFLICT (scope, key) DO UPDATE SET recipe = excluded.recipe, \
+             fingerprint = excluded.fingerprint, generation = excluded.generation, \
+             state = excluded.state, attempt = excluded.attempt, fence = excluded.fence, \
+             attempts = excluded.attempts, effects = excluded.effects, route = excluded.route, \
+             method = excluded.method, path = excluded.path, created_at = excluded.created_at, \
+             started_at = excluded.started_at, lease_until = excluded.lease_until, \
+             max_execution = excluded.max_execution, finished_at = excluded.finished_at, \
+             expires_at = excluded.expires_at, retention = excluded.retention, \
+             purge_at = excluded.purge_at, last_error = excluded.last_error, \
+             reconcile_after = excluded.reconcile_after, void = excluded.void, \
+             reply_status = excluded.reply_status, reply_headers = excluded.reply_headers, \
+             reply_schema = excluded.reply_schema, reply_encoding = excluded.reply_encoding, \
+             reply_length = excluded.reply_length, reply_body = excluded.reply_body"
+        )
+    };
+}
+
+/// A record that nobody has.
+pub(super) const INSERT_IF_ABSENT: &str = concat!(
+    "INSERT INTO records (",
+    record_columns!(),
+    ") VALUES ",
+    row!(),
+    " ON CONFLICT (scope, key) DO NOTHING"
+);
+
+/// A record that is still what it was. Every change of a record changes one of these columns.
+pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
+    "UPDATE records SET (",
+    rest_columns!(),
+    ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+     WHERE scope = ? AND key = ? \
+     AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ?"
+);
+
+/// Larger statements first, so that a batch takes few trips to SQLite's thread.
+pub(super) const PUTS: [(usize, &str); 3] = [
+    (
+        16,
+        put!(
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!(),
+            ",",
+            row!()
+        ),
+    ),
+    (4, put!(row!(), ",", row!(), ",", row!(), ",", row!())),
+    (1, put!(row!())),
+];

@@ -1,0 +1,465 @@
+//! The only task that touches the file: gathers what stands in line into one transaction.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, atomic::Ordering},
+};
+
+use sqlx::{
+    Connection as _, Row as _, Sqlite, SqliteConnection,
+    query::Query,
+    sqlite::{SqliteArguments, SqliteRow},
+};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    PendingStep, SqliteOptions, Stats,
+    alone::Recent,
+    error::{self, Moment, STORE, store_error},
+    open,
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
+    sql::{AUDIT, DUE_LEASES, DUE_RETENTION, LOAD, PUTS, REMEMBER},
+};
+use crate::{
+    machine::{self, Change},
+    record::{AuditRecord, Record, RecordId},
+    store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
+};
+
+type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
+type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
+
+/// What can stand in line.
+pub(super) enum Work {
+    Step(Box<dyn PendingStep>),
+    Audit(RecordId, Sender<Vec<AuditRecord>>),
+    Sweep(u32, Sender<Vec<Swept>>),
+    Reap(u32, Sender<Reaped>),
+    Ping(Sender<()>),
+    CheckIdentity(Identity, Sender<IdentityCheck>),
+    AcceptIdentity(Identity, Sender<()>),
+    Close(oneshot::Sender<()>),
+}
+
+/// A transaction takes at most this many steps, so that none of them waits for too many others.
+const BATCH_MAX: usize = 256;
+
+/// The sweeper and the reaper go through this many records at a time.
+const PAGE_MAX: u32 = 256;
+
+pub(super) struct Writer {
+    /// Gone after it broke; made anew at the next work.
+    connection: Option<SqliteConnection>,
+    pub(super) options: SqliteOptions,
+    pub(super) stats: Arc<Stats>,
+    pub(super) recent: Recent,
+    /// An fsync failed: what is on the disk is not known until the file is opened anew.
+    poisoned: bool,
+}
+
+/// Why a batch did not commit.
+pub(super) struct Failure {
+    pub(super) error: sqlx::Error,
+    pub(super) moment: Moment,
+}
+
+pub(super) type Outcome<T> = Result<T, Failure>;
+
+fn before(error: sqlx::Error) -> Failure {
+    Failure { error, moment: Moment::Before }
+}
+
+impl Failure {
+    /// The error for each of several callers, who cannot share one source.
+    fn for_each(&self) -> StoreError {
+        let (kind, context) = error::meaning(&self.error, self.moment);
+        StoreError::new(kind, STORE, context).with_source(self.error.to_string())
+    }
+}
+
+impl Writer {
+    pub(super) fn new(
+        connection: SqliteConnection,
+        options: SqliteOptions,
+        stats: Arc<Stats>,
+    ) -> Self {
+        Writer {
+            connection: Some(connection),
+            options,
+            stats,
+            recent: Recent::default(),
+            poisoned: false,
+        }
+    }
+
+    /// Works until the store is closed or dropped.
+    pub(super) async fn run(mut self, mut line: mpsc::Receiver<Work>) {
+        let mut gathered = Vec::with_capacity(BATCH_MAX);
+        let mut closed = None;
+        // No timer: whatever stands in line when we come back goes together.
+        while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
+            let mut steps = Vec::with_capacity(gathered.len());
+            let mut others = Vec::new();
+            for work in gathered.drain(..) {
+                match work {
+                    Work::Step(step) => steps.push(step),
+                    Work::Close(done) => {
+                        line.close();
+                        closed = Some(done);
+                    }
+                    other => others.push(other),
+                }
+            }
+            self.steps(steps).await;
+            for other in others {
+                self.other(other).await;
+            }
+        }
+        if let Some(connection) = self.connection.take() {
+            // Closing writes the log back into the file. If that fails the log stays, and is read
+            // at the next start.
+            let _ = connection.close().await;
+        }
+        if let Some(done) = closed {
+            let _ = done.send(());
+        }
+    }
+
+    async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
+        if let [step] = &mut *steps {
+            match self.alone(step).await {
+                Ok(true) => return answer(steps, vec![Ok(())]),
+                Ok(false) => {}
+                Err(failure) => {
+                    return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
+                }
+            }
+        }
+        if steps.is_empty() {
+            return;
+        }
+        let failure = match self.batch(&mut steps).await {
+            Ok(committed) => return answer(steps, committed),
+            Err(failure) => failure,
+        };
+        // One element that cannot be written must not fail the rest: each goes alone.
+        if steps.len() == 1 || !error::may_be_about_one_element(&failure.error) {
+            return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
+        }
+        for step in steps {
+            let mut single = vec![step];
+            match self.batch(&mut single).await {
+                Ok(committed) => answer(single, committed),
+                Err(failure) => {
+                    single.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
+                }
+            }
+        }
+    }
+
+    /// One transaction. Returns for each step whether its record could be read.
+    async fn batch(
+        &mut self,
+        steps: &mut [Box<dyn PendingStep>],
+    ) -> Outcome<Vec<Result<(), StoreError>>> {
+        let ids = steps.iter().map(|step| step.id().clone()).collect();
+        let mut found = self.begin_and_load(ids).await?;
+        let now = self.options.clock.now();
+        let mut readable = Vec::with_capacity(steps.len());
+        let mut changed: HashMap<RecordId, Changed> = HashMap::new();
+        let mut audits = Vec::new();
+        for step in steps {
+            // A step sees what those before it in the same transaction wrote.
+            let current = match found.get(step.id()) {
+                Some(Err(())) => {
+                    readable.push(Err(damaged_record()));
+                    continue;
+                }
+                Some(Ok(record)) => Some(record),
+                None => None,
+            };
+            let (change, audit) = step.run(current, now);
+            readable.push(Ok(()));
+            audits.extend(audit);
+            match change {
+                Change::Keep => {}
+                Change::Put(record) => {
+                    note(&mut changed, step.id(), Changed::Put);
+                    found.insert(step.id().clone(), Ok(*record));
+                }
+                Change::Remove => {
+                    note(&mut changed, step.id(), Changed::Removed);
+                    found.remove(step.id());
+                }
+            }
+        }
+        let puts: Vec<&Record> = changed
+            .iter()
+            .filter(|(_, change)| **change == Changed::Put)
+            .filter_map(|(id, _)| found.get(id)?.as_ref().ok())
+            .collect();
+        let removed = changed.iter().filter(|(_, change)| **change == Changed::Removed);
+        let removed: Vec<&RecordId> = removed.map(|(id, _)| id).collect();
+        self.write_and_commit(&puts, &removed, &audits).await?;
+        Ok(readable)
+    }
+
+    async fn begin_and_load(
+        &mut self,
+        ids: Vec<RecordId>,
+    ) -> Outcome<HashMap<RecordId, Result<Record, ()>>> {
+        let names: Vec<[&str; 2]> =
+            ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
+        let names = serde_json::to_string(&names).unwrap_or_default();
+        let rows = self.begin_and_fetch(sqlx::query(LOAD).bind(names)).await?;
+        let mut found = HashMap::with_capacity(rows.len());
+        for row in rows {
+            let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
+            let index = index.and_then(|index| usize::try_from(index).ok());
+            if let Some(id) = index.and_then(|index| ids.get(index)) {
+                let record = read_record(&row).ok().filter(|record| record.id == *id);
+                found.insert(id.clone(), record.ok_or(()));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
+        let connection = self.connection().await?;
+        let fetched = async {
+            sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
+            query.fetch_all(connection).await
+        };
+        match fetched.await {
+            Ok(rows) => Ok(rows),
+            Err(error) => Err(self.roll_back(before(error)).await),
+        }
+    }
+
+    async fn write_and_commit(
+        &mut self,
+        puts: &[&Record],
+        removed: &[&RecordId],
+        audits: &[AuditRecord],
+    ) -> Outcome<()> {
+        let connection = self.connection().await?;
+        let written = async {
+            let mut rest = puts;
+            for (rows, sql) in PUTS {
+                while let Some((chunk, after)) = rest.split_at_checked(rows) {
+                    let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
+                    query.execute(&mut *connection).await?;
+                    rest = after;
+                }
+            }
+            for id in removed {
+                let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
+                let query = query.bind(id.scope.as_str().to_owned());
+                query.bind(id.key.as_str().to_owned()).execute(&mut *connection).await?;
+            }
+            for audit in audits {
+                bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
+            }
+            Ok(())
+        };
+        if let Err(error) = written.await {
+            return Err(self.roll_back(before(error)).await);
+        }
+        let committed = sqlx::query("COMMIT").execute(connection).await;
+        if let Err(error) = committed {
+            let failure = Failure { error, moment: Moment::Commit };
+            return Err(self.roll_back(failure).await);
+        }
+        puts.iter().for_each(|record| self.recent.note(record));
+        let writes = puts.len() + removed.len();
+        if writes > 0 {
+            self.stats.commits.fetch_add(1, Ordering::Relaxed);
+            self.stats.writes.fetch_add(writes as u64, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// After a failure the connection is rolled back, or given up if it cannot be.
+    pub(super) async fn roll_back(&mut self, failure: Failure) -> Failure {
+        if error::is_failed_sync(&failure.error) {
+            self.poisoned = true;
+        }
+        if let Some(connection) = &mut self.connection {
+            let rolled_back = sqlx::query("ROLLBACK").execute(&mut *connection).await;
+            // SQLite has rolled back by itself when it says that there is no transaction.
+            let usable = rolled_back.is_ok() || connection.ping().await.is_ok();
+            if !usable || self.poisoned {
+                self.connection = None;
+            }
+        }
+        failure
+    }
+
+    pub(super) async fn connection(&mut self) -> Outcome<&mut SqliteConnection> {
+        if self.poisoned {
+            let broken = std::io::Error::other("an fsync failed; the process has to be restarted");
+            return Err(before(sqlx::Error::Io(broken)));
+        }
+        if self.connection.is_none() {
+            let opened = open::open(&self.options).await;
+            let opened =
+                opened.map_err(|error| before(sqlx::Error::Configuration(error.into())))?;
+            self.connection = Some(opened);
+        }
+        self.connection.as_mut().ok_or_else(|| before(sqlx::Error::WorkerCrashed))
+    }
+
+    async fn other(&mut self, work: Work) {
+        let single = |failure: Failure| store_error(failure.error, failure.moment);
+        match work {
+            Work::Audit(id, sender) => {
+                let _ = sender.send(self.audit(&id).await.map_err(single));
+            }
+            Work::Sweep(limit, sender) => {
+                let _ = sender.send(self.sweep(limit).await.map_err(single));
+            }
+            Work::Reap(limit, sender) => {
+                let _ = sender.send(self.reap(limit).await.map_err(single));
+            }
+            Work::Ping(sender) => {
+                let _ = sender.send(self.ping().await.map_err(single));
+            }
+            Work::CheckIdentity(identity, sender) => {
+                let _ = sender.send(self.check_identity(&identity).await.map_err(single));
+            }
+            Work::AcceptIdentity(identity, sender) => {
+                let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
+            }
+            Work::Step(_) | Work::Close(_) => {
+                unreachable!("sorted out when the batch was gathered")
+            }
+        }
+    }
+
+    async fn audit(&mut self, id: &RecordId) -> Outcome<Vec<AuditRecord>> {
+        let query = sqlx::query(AUDIT).bind(id.scope.as_str().to_owned());
+        let query = query.bind(id.key.as_str().to_owned());
+        let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
+        let decode = |error| before(sqlx::Error::Decode(Box::new(error)));
+        rows.iter().map(|row| read_audit(row).map_err(decode)).collect()
+    }
+
+    async fn sweep(&mut self, limit: u32) -> Outcome<Vec<Swept>> {
+        let mut swept = Vec::new();
+        while swept.len() < limit as usize {
+            let page = PAGE_MAX.min(limit - swept.len() as u32);
+            let now = self.options.clock.now();
+            let due = self.begin_and_list(DUE_LEASES, &[now.as_micros()], page).await?;
+            let steps: Vec<_> = due.iter().map(|record| machine::sweep(record, now)).collect();
+            let mut puts = Vec::new();
+            let mut audits = Vec::new();
+            let before = swept.len();
+            for step in &steps {
+                if let (Change::Put(record), Some(moved)) = (&step.change, &step.answer) {
+                    puts.push(&**record);
+                    audits.extend(step.audit.clone());
+                    swept.push(moved.clone());
+                }
+            }
+            self.write_and_commit(&puts, &[], &audits).await?;
+            if swept.len() == before {
+                break;
+            }
+        }
+        Ok(swept)
+    }
+
+    async fn reap(&mut self, limit: u32) -> Outcome<Reaped> {
+        let mut reaped = Reaped::default();
+        loop {
+            let done = reaped.expired + reaped.purged;
+            let page = PAGE_MAX.min(limit - done);
+            let now = self.options.clock.now();
+            let due = self.begin_and_list(DUE_RETENTION, &[now.as_micros(); 2], page).await?;
+            let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
+            let mut puts = Vec::new();
+            let mut removed = Vec::new();
+            for (id, change) in &changes {
+                match change {
+                    Change::Keep => {}
+                    Change::Put(record) => puts.push(&**record),
+                    Change::Remove => removed.push(*id),
+                }
+            }
+            self.write_and_commit(&puts, &removed, &[]).await?;
+            reaped.expired += puts.len() as u32;
+            reaped.purged += removed.len() as u32;
+            if puts.len() + removed.len() == 0 {
+                return Ok(reaped);
+            }
+        }
+    }
+
+    /// Begins a transaction and reads the records that a worker has to look at. A record that
+    /// cannot be read is left alone: requests for it are told that it is damaged.
+    async fn begin_and_list(
+        &mut self,
+        sql: &'static str,
+        binds: &[i64],
+        page: u32,
+    ) -> Outcome<Vec<Record>> {
+        let query = binds.iter().fold(sqlx::query(sql), |query, value| query.bind(*value));
+        let rows = self.begin_and_fetch(query.bind(page)).await?;
+        Ok(rows.iter().filter_map(|row| read_record(row).ok()).collect())
+    }
+
+    async fn ping(&mut self) -> Outcome<()> {
+        let connection = self.connection().await?;
+        // A transaction that takes the write lock: to answer reads only is not to be well.
+        let pinged = sqlx::raw_sql("BEGIN IMMEDIATE; ROLLBACK").execute(connection).await;
+        match pinged {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.roll_back(before(error)).await),
+        }
+    }
+
+    async fn check_identity(&mut self, identity: &Identity) -> Outcome<IdentityCheck> {
+        let connection = self.connection().await?;
+        let remember = "INSERT INTO meta (name, value) VALUES ('identity', ?) \
+                        ON CONFLICT (name) DO NOTHING";
+        let remember = sqlx::query(remember).bind(identity.as_str().to_owned());
+        remember.execute(&mut *connection).await.map_err(before)?;
+        let known = sqlx::query_scalar("SELECT value FROM meta WHERE name = 'identity'");
+        let known: String = known.fetch_one(connection).await.map_err(before)?;
+        Ok(match known == identity.as_str() {
+            true => IdentityCheck::Same,
+            false => IdentityCheck::Different,
+        })
+    }
+
+    async fn accept_identity(&mut self, identity: &Identity) -> Outcome<()> {
+        let connection = self.connection().await?;
+        let accept = "INSERT INTO meta (name, value) VALUES ('identity', ?) \
+                      ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+        let accept = sqlx::query(accept).bind(identity.as_str().to_owned());
+        accept.execute(connection).await.map(|_| ()).map_err(before)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Changed {
+    Put,
+    Removed,
+}
+
+fn note(changed: &mut HashMap<RecordId, Changed>, id: &RecordId, change: Changed) {
+    match changed.entry(id.clone()) {
+        Entry::Occupied(mut entry) => *entry.get_mut() = change,
+        Entry::Vacant(entry) => {
+            entry.insert(change);
+        }
+    }
+}
+
+fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError>>) {
+    steps.into_iter().zip(committed).for_each(|(step, committed)| step.answer(committed));
+}
+
+fn damaged_record() -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged")
+}

@@ -1,0 +1,292 @@
+//! What can be seen from outside: counters, a histogram, and logs without secrets.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{body::Body, response::IntoResponse as _};
+use http::StatusCode;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use onceward::{
+    Effects, InFlight, Policy, Routes,
+    observe::{COUNTERS, OPERATION_DURATION},
+    testing::{Fault, StoreCall},
+};
+use tracing_subscriber::{filter::LevelFilter, fmt::MakeWriter};
+
+use crate::service::{EVIL, FOR_EVER, Faults, Run, Service, keyed, pass};
+
+const KEY: &str = "order-raw-key-in-plain-text";
+const SECRET_BODY: &str = r#"{"card":"4242-secret-number"}"#;
+const SECRET_REPLY: &str = "a reply that nobody else may read";
+
+/// Runs a story with a recorder of its own and returns what it has seen.
+fn observed<F: Future<Output = ()>>(story: impl FnOnce(PrometheusHandle) -> F) -> PrometheusHandle {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    metrics::with_local_recorder(&recorder, || runtime.block_on(story(handle.clone())));
+    handle
+}
+
+/// The value of a counter, over all routes.
+fn count(handle: &PrometheusHandle, name: &str) -> u64 {
+    let rendered = handle.render();
+    let lines = rendered.lines().filter(|line| !line.starts_with('#'));
+    let values = lines.filter_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (series, _) = series.split_once('{').unwrap_or((series, ""));
+        (series == name).then(|| value.parse::<u64>().expect("a number"))
+    });
+    values.sum()
+}
+
+fn counts(handle: &PrometheusHandle) -> Vec<(String, u64)> {
+    let short = |name: &str| name.replace("api_idempotency_", "").replace("_total", "");
+    let counted = COUNTERS.iter().map(|(name, _)| (short(name), count(handle, name)));
+    counted.filter(|(_, count)| *count > 0).collect()
+}
+
+fn counted(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
+    expected.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+fn other(key: &str) -> http::Request<Body> {
+    keyed(key).body(Body::from("other")).expect("a request")
+}
+
+#[test]
+fn the_twelve_counters_are_there_at_zero_from_the_start() {
+    let handle = observed(|handle| async move {
+        let _service = Service::new(Policy::required(), |_| async { "charged" });
+        let rendered = handle.render();
+        for (name, _) in COUNTERS {
+            assert!(rendered.contains(&format!("\n{name} 0\n")), "{name}:\n{rendered}");
+        }
+    });
+    assert_eq!((counts(&handle), COUNTERS.len()), (vec![], 12));
+}
+
+#[test]
+fn first_requests_replays_conflicts_and_mismatches_are_counted() {
+    let handle = observed(|_| async {
+        let service = Service::new(Policy::required(), |run: Run| async move {
+            if run.number == 2 {
+                pass(Duration::from_secs(5)).await;
+            }
+            "charged"
+        });
+        service.charge(KEY).await;
+        service.charge(KEY).await;
+        service.charge(KEY).await;
+        service.send(other(KEY)).await;
+        let slow = service.spawn_charge("order-that-takes-longer");
+        pass(Duration::from_secs(1)).await;
+        service.charge("order-that-takes-longer").await;
+        slow.await.expect("answered");
+    });
+    let expected = [
+        ("reserve_created", 2),
+        ("reserve_replay", 2),
+        ("reserve_in_progress", 1),
+        ("reserve_key_misuse", 1),
+    ];
+    assert_eq!(counts(&handle), counted(&expected));
+}
+
+#[test]
+fn a_waiter_is_counted_once_however_often_it_looks() {
+    let handle = observed(|_| async {
+        let policy = Policy::required().in_flight(InFlight::Wait(Duration::from_secs(10)));
+        let service = Service::new(policy, |_| async {
+            pass(Duration::from_secs(5)).await;
+            "charged"
+        });
+        let slow = service.spawn_charge(KEY);
+        pass(Duration::from_secs(1)).await;
+        assert_eq!(service.charge(KEY).await.outcome(), "replayed");
+        slow.await.expect("answered");
+    });
+    assert_eq!(counts(&handle), counted(&[("reserve_created", 1), ("reserve_replay", 1)]));
+}
+
+#[test]
+fn reruns_unknown_outcomes_and_leases_that_ran_out_are_counted() {
+    let handle = observed(|_| async {
+        let faults = Faults::default();
+        let service = Service::on(
+            |memory| faults.on(memory),
+            Policy::required(),
+            |run: Run| async move {
+                match run.number {
+                    1 => StatusCode::TOO_MANY_REQUESTS.into_response(),
+                    3 => StatusCode::BAD_GATEWAY.into_response(),
+                    4 => std::future::pending().await,
+                    _ => "charged".into_response(),
+                }
+            },
+        );
+        service.charge(KEY).await;
+        service.charge(KEY).await;
+        service.charge("order-that-is-lost").await;
+        service.charge("order-that-is-lost").await;
+        // An attempt that cannot renew, as one whose process is gone.
+        faults.fail(StoreCall::Renew, Fault::HangsBefore, FOR_EVER);
+        let _gone = service.spawn_charge("order-that-vanished");
+        pass(Duration::from_millis(61_500)).await;
+        service.charge("order-that-vanished").await;
+        service.charge("order-that-vanished").await;
+    });
+    let expected = [
+        ("reserve_created", 3),
+        ("reserve_failed_retry", 1),
+        ("reserve_unknown", 3),
+        ("store_error", 2),
+        ("zombie_key", 1),
+        ("reconcile_scheduled", 2),
+    ];
+    assert_eq!(counts(&handle), counted(&expected));
+}
+
+#[test]
+fn the_other_counters_count_emails_fenced_writes_and_reused_keys() {
+    let handle = observed(|_| async {
+        let policy = Policy::required().effects(Effects::None).expect("allowed");
+        let faults = Faults::default();
+        faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
+        let service = Service::on(
+            |memory| faults.on(memory),
+            policy.expired_runs_again(true),
+            |run: Run| async move {
+                if run.number == 1 {
+                    pass(Duration::from_secs(90)).await;
+                }
+                "charged"
+            },
+        );
+        let first = service.spawn_charge("someone.else@example.com");
+        pass(Duration::from_secs(61)).await;
+        service.charge("someone.else@example.com").await;
+        first.await.expect("answered");
+        service.clock.advance(Duration::from_secs(25 * 3600));
+        service.charge("someone.else@example.com").await;
+    });
+    assert_eq!(count(&handle, "onceward_key_email_total"), 3);
+    assert_eq!(count(&handle, "onceward_fenced_write_total"), 1);
+    assert_eq!(count(&handle, "onceward_expired_run_again_total"), 1);
+}
+
+#[test]
+fn how_long_handlers_take_is_seen_per_route() {
+    let handle = observed(|_| async {
+        let routes = Routes::with_default(Policy::required())
+            .route("POST /charges", Policy::required())
+            .expect("a pattern");
+        let service = Service::new(routes, |_| async {
+            pass(Duration::from_secs(3)).await;
+            "charged"
+        });
+        service.charge(KEY).await;
+        service.charge(KEY).await;
+        let elsewhere = keyed("order-of-another-route").uri("/else").body(Body::empty());
+        service.send(elsewhere.expect("a request")).await;
+    });
+    let rendered = handle.render();
+    for (route, count) in [("POST /charges", 1), ("default", 1)] {
+        let line = format!("{OPERATION_DURATION}_count{{route=\"{route}\"}} {count}");
+        assert!(rendered.contains(&line), "{line}:\n{rendered}");
+        let line = format!("{OPERATION_DURATION}_sum{{route=\"{route}\"}} 3");
+        assert!(rendered.contains(&line), "{line}:\n{rendered}");
+    }
+    assert!(!rendered.contains(KEY), "no key in a label");
+}
+
+/// Everything that was logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("not poisoned").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Log;
+
+    fn make_writer(&self) -> Log {
+        self.clone()
+    }
+}
+
+/// A story in which everything is logged that can be.
+async fn eventful_story() {
+    let faults = Faults::default();
+    let service = Service::on(
+        |memory| faults.on(memory),
+        Policy::required().effects(Effects::External).expect("allowed").expired_runs_again(true),
+        |run: Run| async move {
+            match run.parts.uri.path() {
+                "/lost" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                "/panic" => panic!("a panic without secrets"),
+                _ => SECRET_REPLY.into_response(),
+            }
+        },
+    );
+    let secret = |path: &str, key: &str| {
+        let request = keyed(key).uri(path).header("x-token", EVIL);
+        request.body(Body::from(SECRET_BODY)).expect("a request")
+    };
+    for path in ["/charges", "/charges", "/mismatch"] {
+        service.send(secret(path, KEY)).await;
+    }
+    for path in ["/lost", "/panic"] {
+        service.send(secret(path, &format!("{KEY}{path}"))).await;
+        service.send(secret(path, &format!("{KEY}{path}"))).await;
+    }
+    for call in [StoreCall::Reserve, StoreCall::Complete] {
+        faults.fail(call, Fault::LostAfter, 2);
+        service.send(secret("/charges", &format!("{KEY}-{call:?}"))).await;
+    }
+    service.clock.advance(Duration::from_secs(25 * 3600));
+    service.send(secret("/charges", KEY)).await;
+    service.send(secret("/charges", "?")).await;
+    service.engine.drain(Duration::ZERO).await;
+    service.send(secret("/charges", &format!("{KEY}-late"))).await;
+}
+
+#[test]
+fn no_key_body_or_credential_is_logged_at_any_level() {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::TRACE)
+        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
+        .with_ansi(false)
+        .with_writer(log.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, || observed(|_| eventful_story()));
+    let logged = String::from_utf8(log.0.lock().expect("not poisoned").clone()).expect("text");
+    for told in [
+        "onceward.request",
+        "key.digest",
+        "outcome=\"executed\"",
+        "outcome=\"replayed\"",
+        "outcome=\"mismatch\"",
+        "the outcome of an attempt is unknown",
+        "a store call failed",
+        "an expired key runs again",
+    ] {
+        assert!(logged.contains(told), "{told} is not told:\n{logged}");
+    }
+    for secret in [KEY, "acme-secret", "evil-secret", "4242-secret", "nobody else may read"] {
+        assert!(!logged.contains(secret), "{secret} was logged");
+    }
+}
