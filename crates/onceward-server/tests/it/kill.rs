@@ -32,14 +32,14 @@ fn nothing_acknowledged_is_lost_and_nothing_runs_twice_on_the_file_store() {
     let store = format!("file:{}", folder.path().join("onceward.db").display());
     let rounds = number_from("ONCEWARD_KILLS").unwrap_or(50);
     let judged = Run::new(&store, folder.path()).of_rounds(rounds);
-    assert!(judged.replies > 0 && judged.reruns > 0, "there was load: {judged:?}");
+    assert!(judged.replies > rounds as usize && judged.reruns > 0, "no load: {judged:?}");
     assert!(judged.wrong.is_empty(), "{} wrong: {:#?}", judged.wrong.len(), judged.first_wrong());
 }
 
 #[test]
 fn the_judge_notices_a_store_that_forgets() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let judged = Run::new("memory:", folder.path()).of_rounds(2);
+    let judged = Run::new("memory:", folder.path()).of_rounds(3);
     let noticed = |what: &str| judged.wrong.iter().any(|wrong| wrong.contains(what));
     assert!(noticed("was not replayed"), "{:#?}", judged.first_wrong());
     assert!(noticed("effects"), "{:#?}", judged.first_wrong());
@@ -112,7 +112,7 @@ impl Run {
         for _ in 0..rounds {
             let gateway = self.serve();
             set(&address, Some(Target::At(gateway.address)));
-            thread::sleep(Duration::from_millis(random.random_range(10..150)));
+            thread::sleep(Duration::from_millis(random.random_range(10..250)));
             gateway.kill();
         }
         set(&address, Some(Target::Done));
@@ -171,8 +171,8 @@ fn set(address: &RwLock<Option<Target>>, target: Option<Target>) {
 fn work(ledger: &Ledger, seen: &Seen) -> Act {
     let key = seen.header("idempotency-key").expect("the key is passed on");
     let attempt = seen.header("onceward-attempt").unwrap_or("1");
-    // A tenth of the keys is refused at first, and nothing is done for them.
-    if key.ends_with('0') && attempt == "1" {
+    // A fifth of the keys is refused at first, and nothing is done for them.
+    if key.ends_with(['0', '5']) && attempt == "1" {
         return Act::Send(response(503, "", "later"));
     }
     let line = ledger.append(key, attempt);
@@ -190,7 +190,7 @@ fn one_request(to: std::net::SocketAddr, known: &Mutex<Known>, random: &mut StdR
         } else {
             // Mostly the latest ones: those that a kill may have met.
             let last = known.keys.len() - 1;
-            let back = random.random_range(0..64.min(last + 1));
+            let back = random.random_range(0..32.min(last + 1));
             known.keys[last - back].clone()
         }
     };

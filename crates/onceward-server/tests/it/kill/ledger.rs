@@ -23,11 +23,15 @@ impl Ledger {
     /// Writes an effect, and returns its number.
     pub(super) fn append(&self, key: &str, attempt: &str) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
-        let (file, lines) = &mut *self.file.lock().expect("lock");
-        file.write_all(format!("{key} {attempt} {now}\n").as_bytes()).expect("written");
+        let (number, file) = {
+            let (file, lines) = &mut *self.file.lock().expect("lock");
+            file.write_all(format!("{key} {attempt} {now}\n").as_bytes()).expect("written");
+            *lines += 1;
+            (*lines, file.try_clone().expect("duplicate"))
+        };
+        // Outside of the lock, so that those who wait share the time of the disk.
         file.sync_data().expect("synced");
-        *lines += 1;
-        *lines
+        number
     }
 
     /// How often each key had an effect, and how many effects were those of a rerun.
