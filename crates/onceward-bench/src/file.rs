@@ -61,35 +61,40 @@ struct Figures {
     latency_us: f64,
 }
 
-/// What a careful team writes by hand: a row when the work begins, an update when it ends.
+/// The same rows in the same table, written by hand: one statement and one commit for each write,
+/// on a connection that nobody shares.
 async fn by_hand(path: &Path, time: Duration) -> anyhow::Result<Figures> {
+    SqliteStore::open(SqliteOptions::new(path)).await?.close().await;
     let mut connection: SqliteConnection = SqliteConnectOptions::new()
         .filename(path)
-        .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .disable_statement_logging()
         .connect()
         .await?;
-    let table = "CREATE TABLE records (id INTEGER PRIMARY KEY, scope TEXT, key TEXT, \
-                 fingerprint BLOB, state TEXT, created INTEGER, lease INTEGER, status INTEGER, \
-                 body BLOB, UNIQUE (scope, key))";
-    sqlx::query(table).execute(&mut connection).await?;
+    let insert = "INSERT INTO records (scope, key, recipe, fingerprint, generation, state, \
+        attempt, fence, attempts, effects, route, method, path, created_at, started_at, \
+        lease_until, max_execution, expires_at, retention, purge_at, void) \
+        VALUES ('acme', ?, 1, ?, 1, 'in_progress', ?, ?, 1, 'undeclared', 'default', 'POST', \
+        '/charges', ?, ?, ?, 300000000, ?, 86400000000, ?, 0) ON CONFLICT DO NOTHING";
+    let update = "UPDATE records SET state = 'completed', finished_at = ?, expires_at = ?, \
+        reply_status = 201, reply_headers = ?, reply_encoding = 'identity', reply_length = 200, \
+        reply_body = ? WHERE scope = 'acme' AND key = ? AND attempt = ? AND fence = ? \
+        AND state = 'in_progress'";
     let begun = Instant::now();
-    let mut done = 0_u64;
+    let mut done = 0_i64;
     while begun.elapsed() < time {
-        let key = key();
-        let insert = "INSERT INTO records (scope, key, fingerprint, state, created, lease) \
-                      VALUES (?, ?, ?, 'in_progress', 1, 2) ON CONFLICT DO NOTHING";
-        let insert = sqlx::query(insert).bind("acme").bind(key.clone()).bind(vec![7_u8; 32]);
-        insert.execute(&mut connection).await?;
-        let update = "UPDATE records SET state = 'completed', status = 201, body = ? \
-                      WHERE scope = ? AND key = ? AND state = 'in_progress'";
-        let update = sqlx::query(update).bind(vec![b'x'; 200]).bind("acme").bind(key);
-        update.execute(&mut connection).await?;
+        let (key, attempt, now) = (key(), rand::random::<[u8; 16]>().to_vec(), 1_000_000 + done);
+        let reserve = sqlx::query(insert).bind(key.clone()).bind(vec![7_u8; 32]);
+        let reserve = reserve.bind(attempt.clone()).bind(now);
+        let reserve = reserve.bind(now).bind(now).bind(now).bind(now).bind(now + 1);
+        reserve.execute(&mut connection).await?;
+        let complete = sqlx::query(update).bind(now).bind(now + 1).bind(vec![1_u8; 40]);
+        let complete = complete.bind(vec![b'x'; 200]).bind(key).bind(attempt).bind(now);
+        complete.execute(&mut connection).await?;
         done += 1;
     }
-    Ok(Figures::of(done, 1, begun.elapsed()))
+    Ok(Figures::of(done.unsigned_abs(), 1, begun.elapsed()))
 }
 
 async fn ours(path: &Path, concurrency: u64, time: Duration) -> anyhow::Result<(Figures, f64)> {

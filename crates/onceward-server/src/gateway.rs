@@ -118,7 +118,8 @@ impl Gateway {
             return early(parts.version, body, Consent::of(&parts), too_large()).await;
         }
         let body = match timeout(BODY_TIME_MAX, collect(body, cap)).await {
-            Ok(Collected::Whole(body)) => body,
+            // Trailers are not read: nothing that decides may come after the body.
+            Ok(Collected::Whole(body, _)) => body,
             // Reading it was consent, so that the client is sending now.
             Ok(Collected::TooLarge(_, rest)) => {
                 return early(parts.version, rest, Consent::Given, too_large()).await;

@@ -174,3 +174,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("a store of one's own; its tests are `cargo test --example own_store`");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    onceward::store_suite!(one_lock, |clock| async { OneLockStore::new(Arc::new(clock)) });
+}

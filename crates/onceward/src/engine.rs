@@ -12,7 +12,11 @@
 //!            Replay, Refuse: answer
 //! ```
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -34,6 +38,7 @@ use crate::{
     store::{Identity, Store, Write, Written},
 };
 
+mod answer;
 mod begin;
 mod classify;
 mod drain;
@@ -63,6 +68,7 @@ pub struct Engine {
     store_deadline: Duration,
     waiters: Waiters,
     drain: Drain,
+    identity_is_same: AtomicBool,
 }
 
 /// What an engine needs beside a store and routes. All of it has a default.
@@ -133,7 +139,7 @@ pub enum Execution<R> {
 pub enum Captured<R> {
     /// All of it.
     Whole(Bytes),
-    /// It is over the cap of its policy, and cannot be kept.
+    /// It is over the cap of its policy or ends in trailers, and cannot be kept.
     TooLarge(R),
 }
 
@@ -154,10 +160,12 @@ impl Engine {
             store_deadline: settings.store_deadline,
             waiters: Waiters::default(),
             drain: Drain::default(),
+            identity_is_same: AtomicBool::new(false),
         }
     }
 
-    /// The settings that make a key what it is, to be compared with those of the store.
+    /// The settings that make a key what it is. Compared with those of the store before the first
+    /// request is run: while they differ, every request is answered 503.
     pub fn identity(&self) -> Identity {
         let key_ids = self.routes.policies().filter_map(|policy| policy.recipe.key_id());
         let fingerprint_key = key_ids.reduce(|first, _| first);
@@ -418,44 +426,6 @@ impl<R: Send + 'static> Call<'_, R> {
             }
             Some(Decision::Refuse(refusal)) => self.refuse(&refusal),
             _ => self.refuse(&Refusal::OutcomeUnknown),
-        }
-    }
-
-    fn refuse(&mut self, refusal: &Refusal) {
-        let policy = &self.admitted.policy;
-        self.engine.count_refusal(refusal, policy);
-        if let Some(accepted) = self.engine.accepted(refusal, self.admitted) {
-            return self.send(accepted);
-        }
-        let mut rejection = Rejection::refused(refusal, policy.profile);
-        if matches!(refusal, Refusal::InProgress { .. } | Refusal::OutcomeUnknown) {
-            rejection = rejection.with_location(status::location(&self.admitted.id));
-        }
-        self.reject(rejection);
-    }
-
-    fn reject_unknown(&mut self, status: StatusCode, why: &str) {
-        let location = status::location(&self.admitted.id);
-        self.reject(Rejection::first_unknown(status, why).with_location(location));
-    }
-
-    fn reject(&mut self, rejection: Rejection) {
-        let response = self.engine.reject(rejection, &self.admitted.policy);
-        self.send(response);
-    }
-
-    fn send(&mut self, response: Response<Bytes>) {
-        self.send_captured(response.map(Captured::Whole));
-    }
-
-    fn send_captured(&mut self, answer: Answer<R>) {
-        let outcome = answer.headers().get(&reply::ONCEWARD_OUTCOME);
-        if let Some(Ok(outcome)) = outcome.map(|outcome| outcome.to_str()) {
-            tracing::Span::current().record("outcome", outcome);
-        }
-        if let Some(sender) = self.answer.take() {
-            // The client may have hung up. What was done is stored, and its retry will find it.
-            let _ = sender.send(answer);
         }
     }
 }

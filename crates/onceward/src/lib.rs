@@ -42,3 +42,8 @@ pub use store::{MemoryStore, Store};
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]
 pub use tower::Idempotency;
+
+/// The example of the README compiles.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -92,6 +92,11 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
     let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
     let (moved, audit) = if ran_out { after_lease(&record, now) } else { (record.clone(), None) };
     match moved.state {
+        // An attempt that gave its record back, or lost it, does not come again: this is a repeated
+        // call that was delayed on its way, and nobody is left to run under it.
+        State::FailedRetryable if record.attempt == ask.attempt => {
+            Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false })
+        }
         State::FailedRetryable => {
             let found = if ran_out { Found::LeaseOver } else { Found::Retryable };
             grant_again(moved, ask, found, audit, now)

@@ -31,7 +31,7 @@ pub enum Code {
     OutcomeUnknown,
     /// The key's retention is over.
     KeyExpired,
-    /// The work is done, and its reply was too large to keep.
+    /// The work is done, and its reply was too large to keep, or ended in trailers.
     ReplyNotStored,
     /// The request body is over the cap.
     BodyTooLarge,
@@ -324,7 +324,7 @@ impl Rejection {
             ),
             Refusal::ReplyNotStored { status } => Self::new(
                 Code::ReplyNotStored,
-                "The request was executed once, and its reply was too large to keep. It was not \
+                "The request was executed once, and its reply could not be kept. It was not \
                  executed again. Look at the resource itself.",
             )
             .with_member("original_status", status.as_u16()),

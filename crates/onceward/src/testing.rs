@@ -3,14 +3,26 @@
 //!
 //! A store of your own is checked by one line in its tests:
 //!
-//! ```ignore
-//! onceward::store_suite!(my_store, |clock| async move { Arc::new(MyStore::new(clock)) });
+//! ```
+//! # use std::sync::Arc;
+//! # use onceward::MemoryStore as MyStore;
+//! onceward::store_suite!(my_store, |clock| async { MyStore::with_clock(Arc::new(clock)) });
 //! ```
 //!
-//! which makes one named test per case, each on a fresh store.
+//! which makes one named test per case, each on a fresh store. See [`store_suite!`](crate::store_suite).
 
+pub mod suite; // the cases, each a sentence
+mod harness;
+mod model;
+mod random;
+pub mod samples;
 mod faulty;
 mod gate;
+#[cfg(test)]
+mod tests;
 
 pub use faulty::{Fault, FaultyStore, StoreCall};
 pub use gate::{Gate, GatedStore, Paused, Point};
+pub use harness::{Fresh, Harness, run};
+pub use model::Model;
+pub use random::{Disagreement, Seed, run as run_random};

@@ -15,7 +15,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{
-    HeaderValue, Method, Request, Response, StatusCode, Version,
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version,
     header::{CONTENT_LENGTH, EXPECT},
     request::Parts,
     response,
@@ -193,7 +193,8 @@ where
         return early(parts.version, body, Consent::of(&parts), too_large()).await;
     }
     let body = match collect(body, request_cap).await {
-        Collected::Whole(body) => body,
+        // Trailers are not read: nothing that decides may come after the body.
+        Collected::Whole(body, _) => body,
         // Reading it was consent, so that the client is sending now.
         Collected::TooLarge(_, rest) => {
             return early(parts.version, rest, Consent::Given, too_large()).await;
@@ -293,15 +294,15 @@ async fn drain<B: http_body::Body<Data = Bytes> + Unpin>(mut body: B) -> bool {
 /// A body, read to a cap.
 #[derive(Debug)]
 pub enum Collected<B> {
-    /// All of it.
-    Whole(Bytes),
+    /// All of it, and its trailers.
+    Whole(Bytes, Option<HeaderMap>),
     /// What was read, over the cap, and what is left.
     TooLarge(Bytes, B),
     /// It ended in an error.
     Broken,
 }
 
-/// Reads a body into memory, as far as the cap. Trailers are dropped.
+/// Reads a body into memory, as far as the cap.
 ///
 /// # Cancel safety
 /// What was read is lost when the future is dropped.
@@ -311,10 +312,16 @@ pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
 ) -> Collected<B> {
     let mut first = None;
     let mut whole = BytesMut::new();
-    // Trailers are not read: nothing that decides may come after the body.
+    let mut trailers = None;
     while let Some(frame) = body.frame().await {
         let Ok(frame) = frame else { return Collected::Broken };
-        let Ok(data) = frame.into_data() else { continue };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                trailers = frame.into_trailers().ok().or(trailers);
+                continue;
+            }
+        };
         let seen = first.as_ref().map_or(whole.len(), Bytes::len);
         let too_large = seen + data.len() > cap;
         // One frame is the common case, and is not copied.
@@ -330,7 +337,7 @@ pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
             return Collected::TooLarge(first.unwrap_or_else(|| whole.freeze()), body);
         }
     }
-    Collected::Whole(first.unwrap_or_else(|| whole.freeze()))
+    Collected::Whole(first.unwrap_or_else(|| whole.freeze()), trailers)
 }
 
 /// The length that an answer says it has. One that cannot be read is none that any body has.
@@ -389,13 +396,18 @@ where
         let declared = declared_length(&parts);
         match collect(body, self.reply_cap).await {
             // What was stored would not be what the first caller got.
-            Collected::Whole(body) if declared.is_some_and(|len| len != body.len()) => {
+            Collected::Whole(body, _) if declared.is_some_and(|len| len != body.len()) => {
                 Execution::NoFullAnswer {
                     status: StatusCode::BAD_GATEWAY,
                     why: "answer_has_another_length",
                 }
             }
-            Collected::Whole(body) => Execution::Answered(parts, Captured::Whole(body)),
+            // A reply without its trailers would be another one (gRPC has its status there), and they
+            // are not kept.
+            Collected::Whole(body, Some(trailers)) => {
+                Execution::Answered(parts, Captured::TooLarge(Body::with_trailers(body, trailers)))
+            }
+            Collected::Whole(body, None) => Execution::Answered(parts, Captured::Whole(body)),
             Collected::TooLarge(begun, rest) => {
                 Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))
             }

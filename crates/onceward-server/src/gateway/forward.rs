@@ -52,7 +52,9 @@ impl Forward {
         };
         let (parts, body) = self.rewrite.response(response).into_parts();
         match collect(body, self.reply_cap).await {
-            Collected::Whole(body) => Execution::Answered(parts, Captured::Whole(body)),
+            // We did not offer to take trailers (`TE` is stripped), so that they may be dropped, for
+            // the first caller as for every retry.
+            Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(body)),
             Collected::TooLarge(begun, rest) => {
                 Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))
             }

@@ -1,11 +1,11 @@
 //! Reserve and decide, with patience: for a store that does not answer, and for an attempt at work.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
 use http::request;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tracing::{Span, info, warn};
+use tracing::{Span, error, info, warn};
 
 use super::{Admitted, Engine};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     observe,
     policy::Policy,
     record::{AttemptId, Record, State},
-    store::{Ask, Found, Mode, Reservation, StoreError, StoreErrorKind, Write},
+    store::{Ask, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind, Write},
 };
 
 /// How a request begins.
@@ -58,6 +58,9 @@ impl Engine {
 
     /// Reserves and decides; where the policy or the client says so, waits for an attempt at work.
     pub(super) async fn begin(&self, ask: &Ask, wait: Option<Duration>) -> Begun {
+        if !self.identity_is_same(ask).await {
+            return Begun::StoreFailed { may_be_granted: false };
+        }
         let waiter = wait.and_then(|at_most| self.waiters.enter(&ask.id, at_most));
         loop {
             let woken = waiter.as_ref().map(|waiter| waiter.listen());
@@ -76,6 +79,33 @@ impl Engine {
             };
             if !look_again {
                 return Begun::Decided(decision, sent + ask.lease);
+            }
+        }
+    }
+
+    /// Whether the store was used with the same identity settings before. Asked until it is so:
+    /// under other settings every key would look new, and everything would run again.
+    async fn identity_is_same(&self, ask: &Ask) -> bool {
+        if self.identity_is_same.load(Ordering::Relaxed) {
+            return true;
+        }
+        let identity = self.identity();
+        let check = timeout(self.store_deadline, self.store.check_identity(&identity)).await;
+        match check.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(IdentityCheck::Same) => {
+                self.identity_is_same.store(true, Ordering::Relaxed);
+                true
+            }
+            Ok(IdentityCheck::Different) => {
+                error!(
+                    "the store was used with another scope rule or key: nothing is executed until \
+                     the settings are put back or the new ones are accepted"
+                );
+                false
+            }
+            Err(error) => {
+                self.store_failed("check_identity", &error, &ask.route);
+                false
             }
         }
     }

@@ -63,6 +63,10 @@ impl GatedStore {
         inner: impl FnOnce() -> StoreFuture<'a, T> + Send + 'a,
     ) -> StoreFuture<'a, T> {
         Box::pin(async move {
+            // An engine asks for the identity once, before its first request: not what tests are about.
+            if matches!(call, StoreCall::CheckIdentity | StoreCall::AcceptIdentity) {
+                return inner().await;
+            }
             self.stop(call, Point::Before).await;
             let answer = inner().await;
             self.stop(call, Point::After).await;

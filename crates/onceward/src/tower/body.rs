@@ -6,6 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -16,23 +17,29 @@ pin_project! {
         begun: Option<Bytes>,
         #[pin]
         rest: Option<B>,
+        trailers: Option<HeaderMap>,
     }
 }
 
 impl<B> Body<B> {
     /// A body that is in memory.
     pub fn full(bytes: Bytes) -> Self {
-        Body { begun: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None }
+        Body { begun: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, trailers: None }
     }
 
     /// A body that is passed on as it comes.
     pub fn streaming(body: B) -> Self {
-        Body { begun: None, rest: Some(body) }
+        Body { begun: None, rest: Some(body), trailers: None }
     }
 
     /// What was read already, then what is left.
     pub fn begun(begun: Bytes, rest: B) -> Self {
-        Body { begun: Some(begun), rest: Some(rest) }
+        Body { begun: Some(begun), rest: Some(rest), trailers: None }
+    }
+
+    /// All of it, and what comes after it.
+    pub(crate) fn with_trailers(bytes: Bytes, trailers: HeaderMap) -> Self {
+        Body { trailers: Some(trailers), ..Body::full(bytes) }
     }
 }
 
@@ -50,12 +57,14 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
         }
         match this.rest.as_pin_mut() {
             Some(rest) => rest.poll_frame(context),
-            None => Poll::Ready(None),
+            None => Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers)))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.begun.is_none() && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
+        self.begun.is_none()
+            && self.trailers.is_none()
+            && self.rest.as_ref().is_none_or(http_body::Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {

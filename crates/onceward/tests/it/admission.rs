@@ -300,3 +300,25 @@ async fn a_handler_gets_its_operation_as_an_extractor() {
     let response = app.oneshot(unprotected).await.expect("infallible");
     assert_eq!(response.status(), 500);
 }
+
+#[tokio::test]
+async fn under_other_identity_settings_nothing_runs_until_they_are_accepted() {
+    let memory = Arc::new(MemoryStore::new());
+    let app = |scope: ScopeRule| {
+        let layer = Idempotency::scoped(Arc::clone(&memory) as _, Policy::required(), scope);
+        let identity = layer.engine().identity();
+        (Router::new().route("/charges", post(|| async { "charged" })).layer(layer), identity)
+    };
+    let ask = async |app: Router| {
+        let request = post_by_acme().header("x-account", "acme").header("idempotency-key", KEY);
+        let request = request.body(Body::empty()).expect("a request");
+        let response = app.oneshot(request).await.unwrap_or_else(|never| match never {});
+        Answer::read(response).await.says()
+    };
+    let (before, _) = app(ScopeRule::authorization());
+    assert_eq!(ask(before).await, says(200, "executed"));
+    let (after, identity) = app(ScopeRule::header(http::HeaderName::from_static("x-account")));
+    assert_eq!(ask(after.clone()).await, says(503, "store_unavailable"));
+    onceward::Store::accept_identity(&*memory, &identity).await.expect("an answer");
+    assert_eq!(ask(after).await, says(200, "executed"));
+}

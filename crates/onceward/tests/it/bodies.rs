@@ -10,6 +10,8 @@ use axum::{body::Body, response::IntoResponse as _};
 use bytes::Bytes;
 use futures_util::stream;
 use http::StatusCode;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use onceward::{
     Policy, Settings,
     record::State,
@@ -280,4 +282,22 @@ async fn a_reply_over_the_cap_is_passed_on_as_it_comes() {
     let three = futures_util::StreamExt::take(body.into_data_stream(), 3);
     let response = http::Response::new(Body::from_stream(three));
     assert_eq!(Answer::read(response).await.body.len(), 50, "30 that were read, then 10 and 10");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_with_trailers_is_passed_on_with_them_and_not_kept_without_them() {
+    let service = Service::new(Policy::required(), |_| async {
+        let trailers = http::HeaderMap::from_iter([(
+            http::HeaderName::from_static("grpc-status"),
+            http::HeaderValue::from_static("0"),
+        )]);
+        let frames = [Frame::data(Bytes::from_static(b"message")), Frame::trailers(trailers)];
+        Body::new(StreamBody::new(stream::iter(frames.map(Ok::<_, io::Error>))))
+    });
+    let first = tower::ServiceExt::oneshot(service.app.clone(), charge(KEY)).await;
+    let first = first.expect("infallible").into_body().collect().await.expect("a whole body");
+    assert_eq!(first.trailers().expect("trailers")["grpc-status"], "0");
+    assert_eq!(first.to_bytes().as_ref(), b"message");
+    assert_eq!(service.charge(KEY).await.says(), says(410, "reply_not_stored"));
+    assert_eq!(service.runs(), 1);
 }

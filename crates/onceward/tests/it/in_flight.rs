@@ -227,3 +227,25 @@ async fn a_status_that_the_store_does_not_tell_in_time_is_503() {
         assert!(begun.elapsed() <= seconds(5), "{fault:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_threads_under_few_keys_run_each_key_once_and_all_get_its_reply() {
+    let policy = Policy::required().in_flight(InFlight::Wait(seconds(10)));
+    let service = Service::new(policy, |run: Run| async move {
+        tokio::task::yield_now().await;
+        format!("charged {}", run.number)
+    });
+    for round in 0..20 {
+        let keys: Vec<_> = (0..4).map(|key| format!("order-of-round-{round}-{key}")).collect();
+        let clients: Vec<_> =
+            (0..64).map(|client| (client % 4, service.spawn_charge(&keys[client % 4]))).collect();
+        let mut replies = vec![std::collections::HashSet::new(); 4];
+        for (key, client) in clients {
+            let answer = client.await.expect("answered");
+            assert_eq!(answer.status, 200);
+            replies[key].insert(answer.body);
+        }
+        assert!(replies.iter().all(|replies| replies.len() == 1), "{replies:?}");
+        assert_eq!(service.runs(), (round + 1) * 4);
+    }
+}

@@ -11,7 +11,7 @@ use std::{
 use onceward::{
     Effects, Policy, Settings,
     record::{AuditEvent, State},
-    testing::{Fault, Point, StoreCall},
+    testing::{Fault, FaultyStore, Point, StoreCall},
 };
 use tokio::sync::Notify;
 
@@ -280,6 +280,25 @@ async fn a_client_that_hangs_up_before_its_body_arrived_leaves_no_record() {
     pass(seconds(1)).await;
     assert_eq!(service.record(KEY).await, None);
     assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_is_not_told_as_nothing_was_executed() {
+    let service = Service::on(
+        |memory| {
+            Arc::new(FaultyStore::new(memory, |call, _| match call {
+                StoreCall::Complete => panic!("the store of this test panics"),
+                _ => Fault::None,
+            }))
+        },
+        Policy::required(),
+        charged,
+    );
+    assert_eq!(service.charge(KEY).await.says(), says(502, "outcome_unknown"));
+    assert_eq!(service.charge(KEY).await.says(), says(409, "key_in_progress"));
+    pass(LEASE).await;
+    assert_eq!(service.charge(KEY).await.says(), says(409, "outcome_unknown"));
+    assert_eq!(service.runs(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! The tests of the library through its public interface, in one binary.
 
+mod acceptance;
 mod admission;
 mod bodies;
 mod drain;
@@ -13,3 +14,4 @@ mod problems;
 mod replay;
 mod server;
 mod service;
+mod stores;

@@ -1,10 +1,6 @@
-//! What can be seen from outside: counters, a histogram, and logs without secrets.
+//! What can be seen from outside: counters and a histogram. Logs are in `tests/logs.rs`.
 
-use std::{
-    io::Write,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
@@ -14,13 +10,10 @@ use onceward::{
     observe::{COUNTERS, OPERATION_DURATION},
     testing::{Fault, StoreCall},
 };
-use tracing_subscriber::{filter::LevelFilter, fmt::MakeWriter};
 
-use crate::service::{EVIL, FOR_EVER, Faults, Run, Service, keyed, pass};
+use crate::service::{FOR_EVER, Faults, Run, Service, keyed, pass};
 
 const KEY: &str = "order-raw-key-in-plain-text";
-const SECRET_BODY: &str = r#"{"card":"4242-secret-number"}"#;
-const SECRET_REPLY: &str = "a reply that nobody else may read";
 
 /// Runs a story with a recorder of its own and returns what it has seen.
 fn observed<F: Future<Output = ()>>(story: impl FnOnce(PrometheusHandle) -> F) -> PrometheusHandle {
@@ -202,91 +195,4 @@ fn how_long_handlers_take_is_seen_per_route() {
         assert!(rendered.contains(&line), "{line}:\n{rendered}");
     }
     assert!(!rendered.contains(KEY), "no key in a label");
-}
-
-/// Everything that was logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().expect("not poisoned").extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl MakeWriter<'_> for Log {
-    type Writer = Log;
-
-    fn make_writer(&self) -> Log {
-        self.clone()
-    }
-}
-
-/// A story in which everything is logged that can be.
-async fn eventful_story() {
-    let faults = Faults::default();
-    let service = Service::on(
-        |memory| faults.on(memory),
-        Policy::required().effects(Effects::External).expect("allowed").expired_runs_again(true),
-        |run: Run| async move {
-            match run.parts.uri.path() {
-                "/lost" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-                "/panic" => panic!("a panic without secrets"),
-                _ => SECRET_REPLY.into_response(),
-            }
-        },
-    );
-    let secret = |path: &str, key: &str| {
-        let request = keyed(key).uri(path).header("x-token", EVIL);
-        request.body(Body::from(SECRET_BODY)).expect("a request")
-    };
-    for path in ["/charges", "/charges", "/mismatch"] {
-        service.send(secret(path, KEY)).await;
-    }
-    for path in ["/lost", "/panic"] {
-        service.send(secret(path, &format!("{KEY}{path}"))).await;
-        service.send(secret(path, &format!("{KEY}{path}"))).await;
-    }
-    for call in [StoreCall::Reserve, StoreCall::Complete] {
-        faults.fail(call, Fault::LostAfter, 2);
-        service.send(secret("/charges", &format!("{KEY}-{call:?}"))).await;
-    }
-    service.clock.advance(Duration::from_secs(25 * 3600));
-    service.send(secret("/charges", KEY)).await;
-    service.send(secret("/charges", "?")).await;
-    service.engine.drain(Duration::ZERO).await;
-    service.send(secret("/charges", &format!("{KEY}-late"))).await;
-}
-
-#[test]
-fn no_key_body_or_credential_is_logged_at_any_level() {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
-        .with_span_events(tracing_subscriber::fmt::format::FmtSpan::FULL)
-        .with_ansi(false)
-        .with_writer(log.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, || observed(|_| eventful_story()));
-    let logged = String::from_utf8(log.0.lock().expect("not poisoned").clone()).expect("text");
-    for told in [
-        "onceward.request",
-        "key.digest",
-        "outcome=\"executed\"",
-        "outcome=\"replayed\"",
-        "outcome=\"mismatch\"",
-        "the outcome of an attempt is unknown",
-        "a store call failed",
-        "an expired key runs again",
-    ] {
-        assert!(logged.contains(told), "{told} is not told:\n{logged}");
-    }
-    for secret in [KEY, "acme-secret", "evil-secret", "4242-secret", "nobody else may read"] {
-        assert!(!logged.contains(secret), "{secret} was logged");
-    }
 }

@@ -151,6 +151,18 @@ fn the_attempt_alone_or_the_fence_alone_is_not_enough() {
 }
 
 #[test]
+fn an_attempt_that_was_granted_twice_cannot_write_with_its_first_fence() {
+    let released = record_in(State::FailedRetryable);
+    let first = lease(&released);
+    let (again, second, _) = granted(reserve(Some(&released), &ask(), at(20)));
+    assert_eq!(second.attempt, first.attempt);
+    let step = write(Some(&again), &first, Write::Release("not_sent".into()), at(21));
+    assert_eq!(step, Step::keep(Written::Superseded(Some(Box::new(again.clone())))));
+    let step = write(Some(&again), &second, Write::Release("not_sent".into()), at(21));
+    assert_eq!(step.answer, Written::Applied);
+}
+
+#[test]
 fn a_write_to_nothing_is_superseded_by_nothing() {
     let gone = lease(&record_in(State::InProgress));
     let step = write(None, &gone, Write::Complete(reply("done")), at(20));

@@ -1,0 +1,226 @@
+//! The cases of the store suite. Each is a sentence about stores; its function shows that it holds.
+
+pub mod reserving;
+pub mod writing;
+pub mod leases;
+pub mod expiring;
+pub mod resolving;
+pub mod pending;
+pub mod keeping;
+pub mod racing;
+pub mod interleaving;
+pub mod cancelling;
+pub mod agreeing;
+
+/// Makes one test per case of the store suite, in a module of the given name.
+///
+/// The second argument makes a fresh, empty store that reads the given
+/// [`ManualClock`](crate::clock::ManualClock): an async function or a closure that returns a future.
+/// What it makes is a store, an `Arc<dyn Store>`, or a [`Fresh`](crate::testing::Fresh) one that
+/// keeps something alive, such as a temporary directory. It is called at least once per case, and
+/// many times for the random runs.
+///
+/// ```
+/// use std::sync::Arc;
+/// use onceward::{MemoryStore, clock::ManualClock, store_suite};
+///
+/// async fn my_store(clock: ManualClock) -> MemoryStore {
+///     MemoryStore::with_clock(Arc::new(clock))
+/// }
+///
+/// store_suite!(mine, my_store);
+/// # // The macro makes tests, which a doc test does not have. This is what each of them does:
+/// # use onceward::testing::{run, suite};
+/// # run(my_store, suite::reserving::a_free_key_is_granted);
+/// ```
+///
+/// Then `cargo test mine::` runs the suite, and `cargo test mine::scopes_do_not_meet` one case.
+/// Random runs take their seed from `ONCEWARD_SEED` and the number of sequences from
+/// `ONCEWARD_RUNS`.
+#[macro_export]
+macro_rules! store_suite {
+    ($name:ident, $factory:expr) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            $crate::__store_suite_cases!($factory);
+        }
+    };
+}
+
+/// The list of cases. A case that is added here is a test of every store.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __store_suite_cases {
+    ($factory:expr) => {
+        $crate::__store_suite_cases! {
+            $factory;
+            reserving {
+                a_free_key_is_granted
+                a_running_record_is_occupied
+                a_completed_record_returns_its_reply
+                a_released_record_is_granted_to_the_same_request
+                an_unknown_record_is_not_granted_however_long_one_waits
+                another_request_never_gets_the_key_in_any_state
+                another_request_does_not_take_over_a_vanished_attempt
+                the_same_digest_by_another_recipe_is_another_request
+                a_repeated_reserve_of_one_attempt_is_granted_again
+                a_repeated_reserve_past_its_lease_is_granted_if_nobody_came
+                a_repeated_reserve_of_a_replaced_attempt_is_refused
+                a_repeated_reserve_of_an_attempt_that_was_released_is_refused
+                scopes_do_not_meet
+                the_border_between_scope_and_key_cannot_be_moved
+                keys_and_scopes_are_case_sensitive_and_never_trimmed
+                a_look_finds_a_reply_and_takes_nothing
+                a_look_changes_nothing_even_where_a_reserve_would
+                a_second_attempt_runs_under_the_rules_of_its_own_request
+                a_store_that_is_well_answers_a_ping
+                very_long_durations_are_kept
+            }
+            writing {
+                completing_starts_retention
+                releasing_says_why_and_keeps_no_reply
+                marking_unknown_asks_for_a_reconciler
+                renewing_moves_only_the_lease_end
+                renewing_never_shortens_a_lease
+                completing_twice_is_applied_once
+                releasing_twice_is_applied_once
+                marking_unknown_twice_is_applied_once
+                renewing_what_one_has_completed_changes_nothing
+                a_completed_record_cannot_be_released_or_marked_by_its_attempt
+                a_late_owner_that_nobody_replaced_completes
+                a_late_owner_that_nobody_replaced_renews
+                a_superseded_lease_cannot_complete
+                a_superseded_lease_cannot_release
+                a_superseded_lease_cannot_renew
+                a_superseded_lease_cannot_mark_unknown
+                a_superseded_result_is_kept_as_evidence_once
+                a_write_needs_its_attempt_and_its_fence
+                the_first_fence_of_an_attempt_that_was_granted_twice_writes_nothing
+                a_write_to_nothing_makes_nothing
+                an_old_lease_cannot_write_to_a_record_that_was_purged_and_made_again
+                an_old_lease_cannot_write_to_the_next_generation
+                a_late_complete_by_the_unknown_attempt_is_accepted_and_audited
+                a_late_release_by_the_unknown_attempt_is_refused
+            }
+            leases {
+                a_lease_that_ends_exactly_now_is_over
+                a_reserve_finds_a_lease_that_ends_exactly_now_over
+                a_vanished_attempt_that_may_have_acted_is_unknown_to_the_next
+                a_vanished_attempt_that_cannot_have_acted_is_replaced
+                a_vanished_phased_attempt_is_resumed_by_the_next
+                the_effects_of_the_vanished_attempt_decide
+                sweep_moves_records_on_by_their_effects
+                sweep_stops_at_its_limit_and_goes_on_next_time
+                sweep_skips_live_leases_and_records_at_rest
+                a_clock_that_steps_back_ends_no_lease_and_shrinks_no_fence
+            }
+            expiring {
+                retention_that_ends_exactly_now_is_over
+                a_reply_past_retention_is_not_shown_before_it_is_reaped
+                an_expired_key_is_refused_while_its_tombstone_lives
+                a_key_is_expired_then_purged_then_new
+                an_expired_key_runs_again_as_the_next_generation_where_allowed
+                a_completed_key_does_not_run_again_before_its_retention_is_over
+                what_never_acted_and_expired_is_free_for_any_request
+                without_a_tombstone_the_key_is_new_at_once
+                reap_never_touches_a_record_that_is_not_terminal
+                reap_stops_at_its_limit_and_goes_on_next_time
+                a_long_execution_is_not_ended_by_retention
+            }
+            resolving {
+                an_unknown_record_is_resolved_as_completed
+                an_unknown_record_is_released_on_authority
+                two_probes_release_an_unknown_record_only_when_late_and_apart_enough
+                a_void_reply_frees_the_key_as_the_next_generation
+                a_resolution_needs_the_generation_and_fence_it_looked_at
+                a_live_lease_cannot_be_resolved
+                only_unknown_is_completed_or_released_and_only_completed_is_void
+                a_resolution_of_nothing_finds_nothing
+                a_vanished_attempt_can_be_resolved_before_it_is_swept
+                a_result_that_comes_after_the_release_is_evidence
+            }
+            pending {
+                accepted_work_is_pending_until_it_is_claimed
+                a_repeated_accept_of_one_attempt_is_accepted_again
+                pending_work_is_claimed_by_one_worker
+                only_pending_work_can_be_claimed
+                pending_work_waits_as_long_as_it_takes
+                pending_work_cannot_be_written_to
+                a_released_record_can_be_accepted_for_later
+            }
+            keeping {
+                keys_with_every_allowed_byte_round_trip
+                the_longest_key_and_scope_round_trip
+                scopes_of_any_language_round_trip
+                an_empty_reply_round_trips
+                a_reply_of_a_mebibyte_round_trips
+                highly_compressible_replies_round_trip
+                binary_replies_round_trip
+                header_order_and_repeated_headers_survive
+                header_values_that_are_not_ascii_survive
+                many_and_long_headers_survive
+                every_kind_of_status_survives
+                a_reply_whose_body_was_not_stored_survives
+                the_schema_version_survives
+                every_field_of_a_record_survives
+                audit_records_survive_in_order_and_with_their_reply
+                loading_changes_nothing
+                the_first_identity_is_remembered_and_another_is_noticed
+                an_accepted_identity_replaces_the_first
+                an_identity_can_be_accepted_first
+            }
+            racing {
+                of_100_concurrent_reserves_exactly_one_is_granted
+                of_100_different_concurrent_requests_exactly_one_is_granted
+                of_100_concurrent_reserves_of_a_free_record_exactly_one_is_granted
+                concurrent_repeats_of_one_reserve_share_one_grant
+                a_burst_of_1000_different_keys_is_granted_without_mixing_up_answers
+                duplicates_within_one_burst_are_decided_one_by_one
+                good_and_superseded_writes_within_one_burst_are_told_apart
+                concurrent_completes_of_one_attempt_are_applied_once
+                concurrent_renewals_do_not_undo_a_complete
+                of_contradicting_concurrent_writes_one_is_applied
+                of_50_concurrent_claims_exactly_one_is_granted
+                concurrent_sweeps_move_each_record_once
+                in_a_crowd_every_acknowledged_reply_is_the_stored_one
+            }
+            interleaving {
+                two_reserves_in_every_order
+                two_different_requests_in_every_order
+                a_reserve_and_its_repetition_in_every_order
+                a_reserve_and_a_complete_in_every_order
+                a_takeover_and_a_late_complete_in_every_order
+                a_complete_and_a_sweep_in_every_order
+                a_renew_and_a_sweep_in_every_order
+                a_resolve_and_a_late_complete_in_every_order
+                two_claims_in_every_order
+            }
+            cancelling {
+                dropping_a_reserve_at_any_await_leaves_a_legal_record
+                dropping_a_second_reserve_at_any_await_leaves_a_legal_record
+                dropping_a_claim_at_any_await_leaves_a_legal_record
+                dropping_a_renew_at_any_await_leaves_a_legal_record
+                dropping_a_complete_at_any_await_leaves_a_legal_record
+                dropping_a_release_at_any_await_leaves_a_legal_record
+                dropping_a_mark_unknown_at_any_await_leaves_a_legal_record
+                dropping_a_resolve_at_any_await_leaves_a_legal_record
+                dropping_a_sweep_at_any_await_leaves_a_legal_record
+                dropping_a_reap_at_any_await_leaves_a_legal_record
+                callers_that_go_away_do_not_harm_those_that_stay
+            }
+            agreeing {
+                random_operations_agree_with_the_model
+            }
+        }
+    };
+    ($factory:expr; $($module:ident { $($case:ident)* })*) => {
+        $($(
+            #[test]
+            fn $case() {
+                $crate::testing::run($factory, $crate::testing::suite::$module::$case);
+            }
+        )*)*
+    };
+}
