@@ -1,1 +1,40 @@
-fn main() {}
+//! `onceward`: safe retries for HTTP services in any language.
+//!
+//! The modules, in the order in which a start meets them:
+
+mod cli; // what was asked for
+mod config; // the TOML file and the flags, made one, and what is refused
+mod store; // store URLs, opened
+mod listener; // connections in: hyper with time limits, and a clean stop
+mod gateway; // requests through the engine to upstream and back
+mod admin; // /livez, /readyz, /metrics
+mod serve; // all of it together, until a signal
+mod demo; // a bank, a gateway, and a story in the terminal
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.log_format.install(cli.command.log_level());
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failed(&error.into()),
+    };
+    let ended = runtime.block_on(async {
+        match cli.command {
+            Command::Serve(args) => serve::serve(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Demo(args) => demo::demo(args).await,
+        }
+    });
+    ended.unwrap_or_else(|error| failed(&error))
+}
+
+/// One line that says what is wrong and what to do.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("onceward: {error:#}");
+    ExitCode::from(2)
+}

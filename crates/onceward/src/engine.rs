@@ -31,7 +31,7 @@ use crate::{
     observe,
     operation::{Operation, sealed_id},
     policy::{Policy, Presence, Routes},
-    record::{Lease, RecordId},
+    record::{Lease, Record, RecordId, State},
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
     scope::ScopeRule,
@@ -377,6 +377,15 @@ impl<R: Send + 'static> Call<'_, R> {
     ) {
         let write = Write::Release(why.into());
         match self.engine.persist(lease, &write, self.admitted).await {
+            Some(Written::Superseded(Some(record)))
+                if answer.is_err() && is_ours_and_unknown(&record, lease) =>
+            {
+                // Taken for lost before anything was sent, which we know better.
+                match (self.engine.give_back(&record).await, answer) {
+                    (true, Err(rejection)) => self.reject(rejection),
+                    _ => self.superseded(Some(record)).await,
+                }
+            }
             Some(Written::Superseded(record)) => self.superseded(record).await,
             Some(_) => match answer {
                 Ok(mut answer) => {
@@ -416,7 +425,7 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// Our attempt lost its right while it worked. Its result was kept as evidence; the record says
     /// what the client is to be told.
-    async fn superseded(&mut self, record: Option<Box<crate::record::Record>>) {
+    async fn superseded(&mut self, record: Option<Box<Record>>) {
         warn!("an attempt was superseded; its result is kept as evidence");
         observe::fenced_write(&self.admitted.policy.name);
         let decision = record.map(|record| self.engine.decide_on(record));
@@ -435,4 +444,9 @@ pub const STATUS_PATH: &str = "/.onceward/operations/";
 
 pub(crate) fn operation_id(id: &RecordId) -> String {
     sealed_id::seal(&id.scope, &id.key)
+}
+
+fn is_ours_and_unknown(record: &Record, lease: &Lease) -> bool {
+    let ours = record.attempt == lease.attempt && record.fence == lease.fence;
+    ours && record.state == State::Unknown
 }

@@ -373,7 +373,8 @@ fn tombstone(record: &Record) -> Record {
     // Nothing stands behind the tombstone of something that never acted.
     record.void |= record.state == State::FailedRetryable;
     record.state = State::Expired;
-    record.reply = None;
+    // How it ended is kept; what was answered is not.
+    record.reply = record.reply.map(Reply::status_only);
     record
 }
 
@@ -414,9 +415,13 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
     }
     let reason = resolve.reason;
     let mut resolved = record.clone();
+    let mut decided_reply = None;
     let event = match (record.state, resolve.resolution) {
         (State::Unknown, Resolution::Complete(reply)) => {
+            decided_reply = Some(reply.clone());
             complete(&mut resolved, reply, now);
+            // The attempt itself may still come with a reply of its own: that is then evidence.
+            resolved.fence = Fence::next(Some(record.fence), now);
             AuditEvent::ResolvedCompleted
         }
         (State::Unknown, Resolution::Release(proof)) => {
@@ -434,7 +439,7 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
         }
         _ => return Step::keep(Resolved::Refused(Box::new(stored))),
     };
-    let remembered = audit(&record, event, &reason, resolved.reply.clone(), now);
+    let remembered = audit(&record, event, &reason, decided_reply, now);
     let answer = Resolved::Applied(Box::new(resolved.clone()));
     Step::put(resolved, Some(remembered), answer)
 }
@@ -485,7 +490,10 @@ pub enum Refusal {
     /// May have acted; nobody knows yet.
     OutcomeUnknown,
     /// Retention is over, and a tombstone remembers.
-    Expired,
+    Expired {
+        /// The status of the reply that is gone.
+        status: Option<http::StatusCode>,
+    },
     /// It completed with this status, and its body was not kept.
     ReplyNotStored {
         /// The status of the reply.
@@ -515,7 +523,10 @@ pub fn decide(reservation: Reservation, ask: &Ask, now: Timestamp) -> Decision {
                 Decision::Refuse(Refusal::ReplyNotStored { status: reply.status })
             }
         },
-        (State::Expired, _) => Decision::Refuse(Refusal::Expired),
+        (State::Expired, gone) => {
+            let status = gone.map(|reply| reply.status);
+            Decision::Refuse(Refusal::Expired { status })
+        }
         (State::Unknown, _) => Decision::Refuse(Refusal::OutcomeUnknown),
         // A completed record without a reply would be damaged; stores refuse to load one.
         (State::Completed | State::Pending | State::InProgress | State::FailedRetryable, _) => {

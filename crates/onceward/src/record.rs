@@ -203,7 +203,7 @@ pub struct Record {
     pub retention: Duration,
     /// How long its tombstone is kept after that; zero for none.
     pub tombstone: Duration,
-    /// The stored answer, in `completed` only.
+    /// The stored answer, in `completed`; of a tombstone's only the status is left.
     pub reply: Option<Reply>,
     /// Why the last attempt did not complete, as a stable code.
     pub last_error: Option<Box<str>>,

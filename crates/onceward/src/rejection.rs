@@ -317,11 +317,17 @@ impl Rejection {
                  was not executed again. Retry later with the same key to learn the outcome.",
             )
             .with_retry_after(Duration::from_secs(30)),
-            Refusal::Expired => Self::new(
-                Code::KeyExpired,
-                "This key was used before, and its reply is no longer kept. It was not executed \
-                 again. Find out what became of the first request before you use a new key.",
-            ),
+            Refusal::Expired { status } => {
+                let rejection = Self::new(
+                    Code::KeyExpired,
+                    "This key was used before, and its reply is no longer kept. It was not executed \
+                     again. Find out what became of the first request before you use a new key.",
+                );
+                match status {
+                    Some(status) => rejection.with_member("original_status", status.as_u16()),
+                    None => rejection,
+                }
+            }
             Refusal::ReplyNotStored { status } => Self::new(
                 Code::ReplyNotStored,
                 "The request was executed once, and its reply could not be kept. It was not \

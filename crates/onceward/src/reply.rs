@@ -59,6 +59,17 @@ impl Reply {
         }
     }
 
+    /// What is left of a reply when its record expires: its status.
+    #[must_use]
+    pub fn status_only(self) -> Reply {
+        Reply {
+            status: self.status,
+            headers: Vec::new(),
+            body: ReplyBody::NotStored,
+            schema_version: None,
+        }
+    }
+
     /// The stored body; empty when it was not kept.
     pub fn body_bytes(&self) -> Bytes {
         match &self.body {

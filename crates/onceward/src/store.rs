@@ -39,7 +39,7 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 /// 4. What was acknowledged survives a crash, as far as the store's own page promises.
 /// 5. A damaged record is an error, never an absent one.
 ///
-/// `onceward::testing::store_suite!` checks these.
+/// `onceward::store_suite!` checks these.
 ///
 /// # Cancel safety
 ///

@@ -1,4 +1,8 @@
 //! The tower layer: bodies in, a task of its own, bodies out. No decisions.
+//!
+//! Servers that lead requests to an [`Engine`] themselves, as the gateway does, find the layer's
+//! handling of bodies here too: [`Body`], [`collect`], [`Consent`] and
+//! [`early`].
 
 use std::{
     future::Future,
@@ -156,7 +160,7 @@ where
             }
             Some((Err(rejection), policy)) => {
                 let response = self.engine.reject(rejection, &policy).map(Body::full);
-                let consent = consent(&parts);
+                let consent = Consent::of(&parts);
                 Box::pin(async move { Ok(early(parts.version, body, consent, response).await) })
             }
         }
@@ -186,7 +190,7 @@ where
         engine.reject(rejection, &policy).map(Body::full)
     };
     if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > request_cap) {
-        return early(parts.version, body, consent(&parts), too_large()).await;
+        return early(parts.version, body, Consent::of(&parts), too_large()).await;
     }
     let body = match collect(body, request_cap).await {
         // Trailers are not read: nothing that decides may come after the body.
@@ -227,7 +231,7 @@ where
 
 /// Whether a client sends its body without more ado.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Consent {
+pub enum Consent {
     /// It does.
     Given,
     /// It waits for our consent (`Expect: 100-continue`), which reading the body would give. Its
@@ -235,16 +239,22 @@ enum Consent {
     Awaited,
 }
 
-fn consent(parts: &Parts) -> Consent {
-    match parts.headers.contains_key(EXPECT) {
-        true => Consent::Awaited,
-        false => Consent::Given,
+impl Consent {
+    /// What the head of a request says.
+    pub fn of(parts: &Parts) -> Self {
+        match parts.headers.contains_key(EXPECT) {
+            true => Consent::Awaited,
+            false => Consent::Given,
+        }
     }
 }
 
 /// Answers before the body was read: what is left of it is drained within bounds, so that the
 /// client can read the answer and the connection is not left in the middle of a body.
-async fn early<B, C>(
+///
+/// # Cancel safety
+/// May be dropped; the body is then not drained, and the connection has to be closed.
+pub async fn early<B, C>(
     version: Version,
     body: B,
     consent: Consent,
@@ -282,7 +292,8 @@ async fn drain<B: http_body::Body<Data = Bytes> + Unpin>(mut body: B) -> bool {
 }
 
 /// A body, read to a cap.
-enum Collected<B> {
+#[derive(Debug)]
+pub enum Collected<B> {
     /// All of it, and its trailers.
     Whole(Bytes, Option<HeaderMap>),
     /// What was read, over the cap, and what is left.
@@ -291,7 +302,11 @@ enum Collected<B> {
     Broken,
 }
 
-async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
+/// Reads a body into memory, as far as the cap.
+///
+/// # Cancel safety
+/// What was read is lost when the future is dropped.
+pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
     mut body: B,
     cap: usize,
 ) -> Collected<B> {

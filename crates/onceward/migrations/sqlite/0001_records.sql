@@ -39,7 +39,8 @@ CREATE TABLE records (
     reply_length    INTEGER,
     reply_body      BLOB,
     UNIQUE (scope, key),
-    CHECK ((state = 'completed') = (reply_status IS NOT NULL)),
+    -- A tombstone keeps the status of its reply and nothing else of it.
+    CHECK (state = 'expired' OR (state = 'completed') = (reply_status IS NOT NULL)),
     CHECK ((reply_status IS NULL) = (reply_encoding IS NULL)),
     CHECK (purge_at >= expires_at)
 ) STRICT;

@@ -152,6 +152,13 @@ impl Engine {
                         return self.waiters.wake(&ask.id);
                     }
                 }
+                Ok(Ok(Reservation::Occupied { record, .. }))
+                    if record.attempt == ask.attempt && record.state == State::Unknown =>
+                {
+                    if self.give_back(&record).await {
+                        return;
+                    }
+                }
                 Ok(Ok(_)) => return,
                 Ok(Err(error)) if !error.may_be_repeated() => return,
                 Ok(Err(_)) | Err(_) => {}
@@ -232,7 +239,7 @@ impl Engine {
             Refusal::Mismatch => observe::RESERVE_KEY_MISUSE,
             Refusal::InProgress { .. } => observe::RESERVE_IN_PROGRESS,
             Refusal::OutcomeUnknown => observe::RESERVE_UNKNOWN,
-            Refusal::Expired | Refusal::ReplyNotStored { .. } | Refusal::NotTaken => return,
+            Refusal::Expired { .. } | Refusal::ReplyNotStored { .. } | Refusal::NotTaken => return,
         };
         observe::count(counter, &policy.name);
     }

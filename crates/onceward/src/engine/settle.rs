@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{
     Admitted, Engine,
     begin::{PAUSE_LONGEST, timed_out},
 };
 use crate::{
-    record::Lease,
-    store::{StoreError, Write, Written},
+    record::{Lease, Record},
+    store::{Proof, Resolution, Resolve, StoreError, Write, Written},
 };
 
 impl Engine {
@@ -32,6 +32,29 @@ impl Engine {
                 Err(_) => sleep(pause).await,
             }
             pause = (pause * 2).min(PAUSE_LONGEST);
+        }
+    }
+
+    /// Resolves the outcome of an attempt of ours that was taken for lost before it did anything:
+    /// about that, the attempt itself cannot be wrong. `false` when the store did not answer.
+    pub(super) async fn give_back(&self, record: &Record) -> bool {
+        let resolve = Resolve {
+            id: record.id.clone(),
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Release(Proof::Authoritative),
+            reason: "the attempt says that it was never dispatched".into(),
+        };
+        let resolved = timeout(self.store_deadline, self.store.resolve(resolve)).await;
+        match resolved.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(_) => {
+                self.waiters.wake(&record.id);
+                true
+            }
+            Err(error) => {
+                self.store_failed("resolve", &error, &record.route);
+                false
+            }
         }
     }
 

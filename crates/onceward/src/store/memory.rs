@@ -105,7 +105,6 @@ impl MemoryStore {
                 if shard.records.remove(id).is_some() {
                     self.len.fetch_sub(1, Ordering::Relaxed);
                 }
-                shard.audit.remove(id);
             }
         }
         Ok(())

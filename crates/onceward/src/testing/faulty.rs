@@ -34,7 +34,26 @@ pub enum StoreCall {
 }
 
 impl StoreCall {
-    pub(super) fn of(write: &Write) -> Self {
+    /// All calls, for tests that let each of them fail.
+    pub const ALL: [StoreCall; 14] = [
+        StoreCall::Reserve,
+        StoreCall::Claim,
+        StoreCall::Renew,
+        StoreCall::Complete,
+        StoreCall::Release,
+        StoreCall::MarkUnknown,
+        StoreCall::Resolve,
+        StoreCall::Load,
+        StoreCall::Audit,
+        StoreCall::Sweep,
+        StoreCall::Reap,
+        StoreCall::Ping,
+        StoreCall::CheckIdentity,
+        StoreCall::AcceptIdentity,
+    ];
+
+    /// Which call a write is.
+    pub fn of(write: &Write) -> Self {
         match write {
             Write::Renew(_) => StoreCall::Renew,
             Write::Complete(_) => StoreCall::Complete,
@@ -61,6 +80,18 @@ pub enum Fault {
     HangsBefore,
     /// It takes effect, and never answers.
     HangsAfter,
+}
+
+impl Fault {
+    /// All faults, for tests that let a call fail in each way. The last two never answer.
+    pub const ALL: [Fault; 6] = [
+        Fault::Refused,
+        Fault::LostBefore,
+        Fault::LostAfter,
+        Fault::Corrupt,
+        Fault::HangsBefore,
+        Fault::HangsAfter,
+    ];
 }
 
 type Plan = dyn FnMut(StoreCall, u32) -> Fault + Send;

@@ -21,6 +21,20 @@ use crate::{
 const CASE_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// An empty store that nobody else uses, as a factory makes it for each case.
+///
+/// ```
+/// use std::sync::Arc;
+/// use onceward::{MemoryStore, clock::ManualClock, testing::Fresh};
+///
+/// async fn store_in_a_directory_of_its_own(clock: ManualClock) -> Fresh {
+///     let directory = tempfile::tempdir().expect("a directory");
+///     // A store on disk would be opened in it.
+///     let store = MemoryStore::with_clock(Arc::new(clock));
+///     Fresh::new(Arc::new(store)).keeping(directory)
+/// }
+///
+/// onceward::store_suite!(on_disk, store_in_a_directory_of_its_own);
+/// ```
 pub struct Fresh {
     store: Arc<dyn Store>,
     keep: Box<dyn Any>,

@@ -132,6 +132,7 @@ macro_rules! __store_suite_cases {
                 an_unknown_record_is_resolved_as_completed
                 an_unknown_record_is_released_on_authority
                 two_probes_release_an_unknown_record_only_when_late_and_apart_enough
+                a_result_after_the_outcome_was_resolved_is_kept_and_not_applied
                 a_void_reply_frees_the_key_as_the_next_generation
                 a_resolution_needs_the_generation_and_fence_it_looked_at
                 a_live_lease_cannot_be_resolved

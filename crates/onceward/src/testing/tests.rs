@@ -1,12 +1,14 @@
 //! The tools find what they are made to find.
 
 use std::{
+    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    task::Poll,
 };
 
 use super::{
-    Harness, Seed, random, run,
+    Fault, FaultyStore, GatedStore, Harness, Point, Seed, StoreCall, random, run,
     samples::{ask, reply},
     suite,
 };
@@ -15,7 +17,7 @@ use crate::{
     record::{AuditRecord, Fence, Lease, Record, RecordId},
     store::{
         Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation, Resolve, Resolved,
-        Store, StoreFuture, Swept, Write, Written,
+        Store, StoreErrorKind, StoreFuture, Swept, Write, Written,
     },
 };
 
@@ -192,6 +194,71 @@ fn the_suite_fails_on_a_store_that_ignores_the_fence() {
     complaint(Bug::IgnoresTheFence, suite::agreeing::random_operations_agree_with_the_model);
     let sound = |clock| async move { Broken::new(clock, Bug::None) };
     run(sound, suite::writing::a_superseded_lease_cannot_complete);
+}
+
+/// A store whose first call fails so, the answer of a reserve, and whether it took effect.
+async fn reserve_with(fault: Fault) -> (Option<Result<Reservation, StoreErrorKind>>, bool) {
+    let inner: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let plan = move |call, number| match (call, number) {
+        (StoreCall::Reserve, 0) => fault,
+        _ => Fault::None,
+    };
+    let store = FaultyStore::new(Arc::clone(&inner), plan);
+    let mut reserve = store.reserve(ask("key"));
+    // The memory store never waits, so that a call which is pending now is pending for ever.
+    let first_poll = poll_fn(|context| Poll::Ready(reserve.as_mut().poll(context)));
+    let answer = match first_poll.await {
+        Poll::Ready(answer) => Some(answer.map_err(|error| error.kind())),
+        Poll::Pending => None,
+    };
+    let took_effect = inner.load(&ask("key").id).await.expect("load answers").is_some();
+    let second = store.reserve(ask("another")).await.expect("only the first call fails");
+    assert!(matches!(second, Reservation::Granted { .. }), "{second:?}");
+    (answer, took_effect)
+}
+
+#[tokio::test]
+async fn each_fault_is_what_it_says() {
+    let expected = [
+        (Fault::Refused, Some(StoreErrorKind::Unavailable), false),
+        (Fault::LostBefore, Some(StoreErrorKind::Ambiguous), false),
+        (Fault::LostAfter, Some(StoreErrorKind::Ambiguous), true),
+        (Fault::Corrupt, Some(StoreErrorKind::Corrupt), false),
+        (Fault::HangsBefore, None, false),
+        (Fault::HangsAfter, None, true),
+    ];
+    assert_eq!(expected.map(|(fault, ..)| fault), Fault::ALL);
+    for (fault, error, took_effect) in expected {
+        assert_eq!(reserve_with(fault).await, (error.map(Err), took_effect), "{fault:?}");
+    }
+    let (answer, took_effect) = reserve_with(Fault::None).await;
+    assert!(matches!(answer, Some(Ok(Reservation::Granted { .. }))), "{answer:?}");
+    assert!(took_effect);
+}
+
+#[tokio::test]
+async fn a_call_stands_at_the_gate_before_and_after_it_takes_effect() {
+    let inner: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let held = async || inner.load(&ask("key").id).await.expect("load answers").is_some();
+    let (gated, gate) = GatedStore::new(Arc::clone(&inner));
+    let caller = tokio::spawn(async move { gated.reserve(ask("key")).await });
+    let before = gate.expect(StoreCall::Reserve, Point::Before).await;
+    assert!(!held().await, "it has not taken effect");
+    before.pass();
+    let after = gate.expect(StoreCall::Reserve, Point::After).await;
+    assert!(held().await, "it took effect");
+    assert!(!caller.is_finished(), "it has not answered");
+    after.pass();
+    let answer = caller.await.expect("no panic").expect("reserve answers");
+    assert!(matches!(answer, Reservation::Granted { .. }), "{answer:?}");
+}
+
+#[tokio::test]
+async fn without_a_gatekeeper_every_call_passes() {
+    let (gated, gate) = GatedStore::new(Arc::new(MemoryStore::new()));
+    drop(gate);
+    let answer = gated.reserve(ask("key")).await.expect("reserve answers");
+    assert!(matches!(answer, Reservation::Granted { .. }), "{answer:?}");
 }
 
 /// A case that is written and not listed would be run on no store.

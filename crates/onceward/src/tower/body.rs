@@ -22,16 +22,18 @@ pin_project! {
 }
 
 impl<B> Body<B> {
-    pub(crate) fn full(bytes: Bytes) -> Self {
+    /// A body that is in memory.
+    pub fn full(bytes: Bytes) -> Self {
         Body { begun: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, trailers: None }
     }
 
-    pub(crate) fn streaming(body: B) -> Self {
+    /// A body that is passed on as it comes.
+    pub fn streaming(body: B) -> Self {
         Body { begun: None, rest: Some(body), trailers: None }
     }
 
     /// What was read already, then what is left.
-    pub(crate) fn begun(begun: Bytes, rest: B) -> Self {
+    pub fn begun(begun: Bytes, rest: B) -> Self {
         Body { begun: Some(begun), rest: Some(rest), trailers: None }
     }
 

@@ -6,6 +6,8 @@ use onceward::{
     MemoryStore, SqliteOptions, SqliteStore, clock::ManualClock, store_suite, testing::Fresh,
 };
 
+mod memory_limits;
+
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
 store_suite!(file, file_store);
 
@@ -14,5 +16,3 @@ async fn file_store(clock: ManualClock) -> Fresh {
     let options = SqliteOptions::new(directory.path().join("store.db")).clock(Arc::new(clock));
     Fresh::from(SqliteStore::open(options).await.expect("a store")).keeping(directory)
 }
-
-mod memory_limits;

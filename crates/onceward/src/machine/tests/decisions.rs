@@ -106,7 +106,10 @@ fn an_empty_reply_is_a_reply() {
 
 #[test]
 fn an_expired_key_is_refused_as_expired_and_an_unknown_one_as_unknown() {
-    assert_eq!(refusal(record_in(State::Expired), at(20)), Refusal::Expired);
+    assert_eq!(
+        refusal(record_in(State::Expired), at(20)),
+        Refusal::Expired { status: Some(http::StatusCode::CREATED) }
+    );
     assert_eq!(refusal(record_in(State::Unknown), at(20)), Refusal::OutcomeUnknown);
 }
 

@@ -159,7 +159,8 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     record.reconcile_after = columns.optional_time("reconcile_after")?;
     record.void = columns.integer("void")? != 0;
     record.reply = columns.reply()?;
-    if (record.state == State::Completed) != record.reply.is_some() {
+    let must_have_reply = record.state == State::Completed;
+    if record.state != State::Expired && must_have_reply != record.reply.is_some() {
         return Err(BadRow("reply_status"));
     }
     Ok(record)

@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::{
     fingerprint::Fingerprint,
-    record::{AuditEvent, Effects, Record, State},
+    record::{AuditEvent, Effects, Fence, Record, State},
     reply::{Reply, ReplyBody},
     scope::Scope,
     store::{Ask, Identity, IdentityCheck, Proof, Resolution, Write, Written},
@@ -246,13 +246,19 @@ pub async fn every_field_of_a_record_survives(on: Harness) {
         reconcile_after: None,
         finished_at: Some(on.now()),
         expires_at: on.now().plus(unusual.retention),
+        fence: Fence::next(Some(expected.fence), on.now()),
         ..expected
     };
     assert_eq!(on.record(&unusual.id).await, expected);
 
     on.resolved(&unusual.id, Resolution::Void).await;
-    let expected =
-        Record { state: State::Expired, reply: None, expires_at: on.now(), void: true, ..expected };
+    let expected = Record {
+        state: State::Expired,
+        reply: Some(reply("found").status_only()),
+        expires_at: on.now(),
+        void: true,
+        ..expected
+    };
     assert_eq!(on.record(&unusual.id).await, expected);
 }
 

@@ -68,6 +68,19 @@ pub async fn two_probes_release_an_unknown_record_only_when_late_and_apart_enoug
     assert_eq!(on.record(&ask.id).await.state, State::FailedRetryable);
 }
 
+/// What the attempt itself says after somebody else resolved its outcome is kept as evidence.
+pub async fn a_result_after_the_outcome_was_resolved_is_kept_and_not_applied(on: Harness) {
+    let ask = ask("key");
+    let lease = on.grant(&ask).await;
+    assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    on.resolved(&ask.id, Resolution::Complete(reply("found"))).await;
+    let late = on.write(&lease, Write::Complete(reply("late"))).await;
+    assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    assert_eq!(on.record(&ask.id).await.reply, Some(reply("found")));
+    let kept = on.audit(&ask.id).await.pop().expect("an audit record");
+    assert_eq!((kept.event, kept.reply), (AuditEvent::SupersededResult, Some(reply("late"))));
+}
+
 /// A withdrawn reply frees its key as the next generation, even where expired keys are refused.
 pub async fn a_void_reply_frees_the_key_as_the_next_generation(on: Harness) {
     let ask = ask("key");
@@ -75,7 +88,8 @@ pub async fn a_void_reply_frees_the_key_as_the_next_generation(on: Harness) {
     assert_eq!(on.write(&lease, Write::Complete(reply("wrong"))).await, Written::Applied);
     on.resolved(&ask.id, Resolution::Void).await;
     let record = on.record(&ask.id).await;
-    assert_eq!((record.state, record.void, record.reply), (State::Expired, true, None));
+    let left = Some(reply("wrong").status_only());
+    assert_eq!((record.state, record.void, record.reply), (State::Expired, true, left));
     assert_eq!(events(&on, &ask.id).await, [AuditEvent::Voided]);
     assert!(!ask.expired_runs_again);
     let lease = on.grant(&another_request(&ask)).await;

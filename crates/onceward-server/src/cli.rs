@@ -1,0 +1,141 @@
+//! The command line.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Safe retries for HTTP services in any language.
+///
+/// A client attaches an Idempotency-Key; the work behind that key never runs twice unless the first
+/// run is known not to have acted, and every stored reply is replayed byte for byte.
+#[derive(Debug, Parser)]
+#[command(name = "onceward", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+
+    /// How log lines are written to stderr. Levels are set by RUST_LOG.
+    #[arg(long, global = true, value_enum, default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Stands in front of one HTTP service and makes its POST and PATCH requests safe to retry.
+    #[command(after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
+    /// Starts a small bank and a gateway in front of it, and tells a story whose every step is
+    /// checked.
+    Demo(DemoArgs),
+}
+
+impl Command {
+    /// What is logged unless RUST_LOG says otherwise.
+    pub(crate) fn log_level(&self) -> &'static str {
+        match self {
+            Command::Serve(_) => "info",
+            // A story is told on the same screen.
+            Command::Demo(_) => "warn",
+        }
+    }
+}
+
+/// Flags of `serve`. Each overrides what the config file says.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ServeArgs {
+    /// The service to protect, as in http://127.0.0.1:3000.
+    #[arg(long, value_name = "URL")]
+    pub(crate) upstream: Option<String>,
+
+    /// Where clients connect [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// Where /livez, /readyz and /metrics are served; a loopback address [default: 127.0.0.1:8081].
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) admin: Option<SocketAddr>,
+
+    /// Where records are kept: file:PATH, or memory: for trying things out
+    /// [default: file:./onceward.db].
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+
+    /// How callers are told apart: authorization, header:NAME, jwt:CLAIM or anonymous
+    /// [default: authorization].
+    #[arg(long, value_name = "RULE")]
+    pub(crate) scope: Option<String>,
+
+    /// A named set of rules: ietf or stripe [default: ietf].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
+
+    /// A TOML file with all settings.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Uses a store that was written under another scope rule, key syntax or fingerprint key. Keys
+    /// of before will look new.
+    #[arg(long)]
+    pub(crate) accept_identity_change: bool,
+}
+
+/// Flags of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Ends after the story instead of serving on.
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl LogFormat {
+    /// Sends logs to stderr: what RUST_LOG says, else from `level` on.
+    pub(crate) fn install(self, level: &str) {
+        use tracing_subscriber::{EnvFilter, fmt};
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+        let logs = fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        match self {
+            LogFormat::Text => logs.with_ansi(false).init(),
+            LogFormat::Json => logs.json().init(),
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  onceward demo --no-wait
+  onceward serve --upstream http://127.0.0.1:3000
+  onceward serve --config onceward.toml";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  Callers are told apart by their Authorization header, records are kept in ./onceward.db:
+    onceward serve --upstream http://127.0.0.1:3000
+
+  To try things out, without credentials and without a file:
+    onceward serve --upstream http://127.0.0.1:3000 --store memory: --scope anonymous
+    curl -i -X POST http://127.0.0.1:8080/charges -H 'Idempotency-Key: order-0000000000000001'
+
+  Settings in a file, and another port:
+    onceward serve --config onceward.toml --listen 127.0.0.1:9090
+
+A config file:
+  config_version = 1
+  [gateway]
+  upstream = \"http://127.0.0.1:3000\"
+  [store]
+  url = \"file:/var/lib/onceward/onceward.db\"
+  [scope]
+  from = \"jwt:sub\"
+  jwt_secret = \"${env:JWT_SECRET}\"
+  [defaults]
+  effects = \"external\"
+  retention = \"48h\"";

@@ -1,0 +1,256 @@
+//! What the program is to do: the TOML file and the flags, made one, and checked. Whatever would
+//! break a promise is refused here, before anything is opened.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use http::Uri;
+use onceward::{KeyRules, Policy, Profile, ScopeRule};
+
+use crate::cli::ServeArgs;
+
+mod cidr; // networks
+mod duration; // 60s
+mod file; // the TOML file as it is written
+mod policy; // [defaults]
+mod scope; // [scope]
+mod secret; // ${env:NAME}
+mod suggest; // did you mean
+
+pub(crate) use cidr::Cidr;
+use file::File;
+use secret::Text;
+
+/// All settings of a gateway.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) upstream: Uri,
+    pub(crate) listen: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) store: StoreUrl,
+    pub(crate) scope: ScopeRule,
+    pub(crate) proxies: TrustedProxies,
+    pub(crate) key_rules: KeyRules,
+    pub(crate) policy: Policy,
+    /// How long upstream may take: the policy's own bound.
+    pub(crate) max_execution: Duration,
+    pub(crate) problem_base: Option<Box<str>>,
+    pub(crate) accept_identity_change: bool,
+}
+
+/// Where records are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// In this process only.
+    Memory,
+    /// In one file.
+    File(PathBuf),
+}
+
+/// Which peers may say who a caller is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TrustedProxies(Arc<[Cidr]>);
+
+impl TrustedProxies {
+    /// Without a list, only this machine itself is trusted.
+    pub(crate) fn contain(&self, peer: IpAddr) -> bool {
+        match &*self.0 {
+            [] => peer.to_canonical().is_loopback(),
+            networks => networks.iter().any(|network| network.contains(peer)),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Config {
+    /// Reads the file, if there is one, and lays the flags over it.
+    pub(crate) fn load(args: ServeArgs) -> Result<Config> {
+        let file = match &args.config {
+            Some(path) => file::read(path)?,
+            None => File::default(),
+        };
+        Self::resolve(args, file)
+    }
+
+    fn resolve(args: ServeArgs, file: File) -> Result<Config> {
+        let listen = match args.listen {
+            Some(address) => address,
+            None => given("gateway.listen", &file.gateway.listen)?.unwrap_or(LISTEN),
+        };
+        let admin = match args.admin {
+            Some(address) => address,
+            None => given("gateway.admin", &file.gateway.admin)?.unwrap_or(ADMIN),
+        };
+        let profile = profile(args.profile.as_deref(), file.defaults.profile.as_ref())?;
+        let proxies = trusted_proxies(&file.scope.trusted_proxies)?;
+        let policy = policy::resolve(profile, &file.defaults)?;
+        let config = Config {
+            upstream: upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?,
+            listen,
+            admin,
+            store: store_url(args.store.as_deref(), file.store.url.as_ref())?,
+            scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
+            proxies,
+            key_rules: key_rules(profile, &file.key)?,
+            policy: policy.policy,
+            max_execution: policy.max_execution,
+            problem_base: problem_base(file.defaults.problem_base.as_ref())?,
+            accept_identity_change: args.accept_identity_change,
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.store != StoreUrl::Memory || self.listen.ip().is_loopback(),
+            "the store memory: forgets everything when the process ends, so that it only serves a \
+             loopback address; use --store file:PATH, or listen on 127.0.0.1"
+        );
+        ensure!(
+            self.admin.ip().is_loopback(),
+            "the admin address {} can be reached from other machines and has no access control in \
+             this version; use a loopback address such as 127.0.0.1:8081",
+            self.admin
+        );
+        Ok(())
+    }
+}
+
+const LISTEN: SocketAddr = loopback(8080);
+const ADMIN: SocketAddr = loopback(8081);
+
+/// An address that only this machine reaches.
+pub(crate) const fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), port)
+}
+
+/// A value of the file, parsed; the error names its key.
+fn given<T: FromStr>(key: &str, text: &Option<Text>) -> Result<Option<T>>
+where
+    T::Err: std::fmt::Display,
+{
+    let Some(text) = text else { return Ok(None) };
+    match text.as_str().parse() {
+        Ok(value) => Ok(Some(value)),
+        Err(error) => bail!("{key}: `{}`: {error}", text.as_str()),
+    }
+}
+
+/// One of a few words, by a table of what they mean.
+fn one_of<T: Copy>(key: &str, text: &str, known: &[(&str, T)]) -> Result<T> {
+    match known.iter().find(|(name, _)| *name == text) {
+        Some((_, value)) => Ok(*value),
+        None => {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            bail!("{key}: `{text}` is not known{}", suggest::hint(text, &names))
+        }
+    }
+}
+
+fn profile(flag: Option<&str>, file: Option<&Text>) -> Result<Profile> {
+    let known = Profile::ALL.map(|profile| (profile.name(), profile));
+    match (flag, file) {
+        (Some(name), _) => one_of("--profile", name, &known),
+        (None, Some(name)) => one_of("defaults.profile", name.as_str(), &known),
+        (None, None) => Ok(Profile::Ietf),
+    }
+}
+
+fn upstream(flag: Option<&str>, file: Option<&Text>) -> Result<Uri> {
+    let url = flag.or(file.map(Text::as_str)).context(
+        "no upstream is given; use --upstream http://HOST:PORT, or gateway.upstream in the file",
+    )?;
+    let wrong = || format!("the upstream `{url}` is not a URL such as http://127.0.0.1:3000");
+    let uri: Uri = url.parse().with_context(wrong)?;
+    match uri.scheme_str() {
+        Some("http") => {}
+        Some("https") => bail!(
+            "the upstream `{url}` is https, and this version speaks only http to upstream; use an \
+             http:// address, or a local TLS proxy in between"
+        ),
+        _ => bail!(wrong()),
+    }
+    let plain = uri.query().is_none() && !url.contains(['@', '#']);
+    ensure!(plain && uri.host().is_some_and(|host| !host.is_empty()), wrong());
+    Ok(uri)
+}
+
+fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<StoreUrl> {
+    let url = flag.or(file.map(Text::as_str)).unwrap_or("file:./onceward.db");
+    match url.split_once(':') {
+        Some(("memory", "")) => Ok(StoreUrl::Memory),
+        Some(("file", path)) if !path.is_empty() => {
+            Ok(StoreUrl::File(path.strip_prefix("//").unwrap_or(path).into()))
+        }
+        Some((scheme @ ("postgres" | "postgresql" | "mysql" | "redis" | "dynamodb"), _)) => {
+            bail!("a {scheme} store is not known to this version; use file:PATH or memory:")
+        }
+        // The text is not repeated: store addresses hold passwords.
+        _ => bail!("the store is neither file:PATH nor memory:"),
+    }
+}
+
+fn key_rules(profile: Profile, file: &file::Key) -> Result<KeyRules> {
+    use onceward::key::{Emails, Syntax};
+    let defaults = KeyRules::default();
+    let len_min = match profile {
+        Profile::Ietf => defaults.len_min,
+        // Clients of this flavour send whatever they like.
+        Profile::Stripe => 1,
+    };
+    let syntax = [("lenient", Syntax::Lenient), ("strict", Syntax::Strict)];
+    let emails = [("count", Emails::Count), ("reject", Emails::Reject)];
+    let rules = KeyRules {
+        len_min: file.min_len.unwrap_or(len_min),
+        len_max: file.max_len.unwrap_or(defaults.len_max),
+        syntax: match &file.syntax {
+            Some(text) => one_of("key.syntax", text.as_str(), &syntax)?,
+            None => defaults.syntax,
+        },
+        emails: match &file.emails {
+            Some(text) => one_of("key.emails", text.as_str(), &emails)?,
+            None => defaults.emails,
+        },
+    };
+    ensure!(rules.len_min >= 1, "key.min_len must be at least 1");
+    ensure!(
+        rules.len_max <= KeyRules::LEN_MAX,
+        "key.max_len must be at most {}, which is what stores can hold",
+        KeyRules::LEN_MAX
+    );
+    ensure!(
+        rules.len_min <= rules.len_max,
+        "key.min_len ({}) is more than key.max_len ({})",
+        rules.len_min,
+        rules.len_max
+    );
+    Ok(rules)
+}
+
+fn trusted_proxies(file: &[Text]) -> Result<TrustedProxies> {
+    let networks = file.iter().map(|text| text.as_str().parse());
+    let networks: Result<Vec<Cidr>> = networks.collect();
+    Ok(TrustedProxies(networks.context("scope.trusted_proxies")?.into()))
+}
+
+fn problem_base(file: Option<&Text>) -> Result<Option<Box<str>>> {
+    let Some(base) = file.map(Text::as_str) else { return Ok(None) };
+    ensure!(
+        base.parse::<Uri>().is_ok_and(|uri| uri.scheme().is_some()),
+        "defaults.problem_base: `{base}` is not a URL such as https://example.com/errors/"
+    );
+    Ok(Some(base.into()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! `onceward demo`: a bank, a gateway in front of it, and a story in the terminal. Each step is
+//! checked against the bank's ledger, which knows nothing of keys.
+
+use std::{net::SocketAddr, pin::pin, process::ExitCode};
+
+use anyhow::{Context as _, Result};
+use tokio::net::TcpListener;
+
+use crate::{
+    admin,
+    cli::{DemoArgs, ServeArgs},
+    config::{Config, loopback},
+    serve::{Running, stop_signal},
+};
+
+mod bank; // a service that charges accounts, once per request it gets
+mod client; // what a customer's program would do
+mod story; // the steps
+mod teller; // how they are told
+
+use bank::Bank;
+use story::Story;
+use teller::Teller;
+
+/// Tells the story. Ends with 0 only if every step was as it should be.
+pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
+    let mut stop = pin!(stop_signal()?);
+    let metrics = admin::install_metrics()?;
+    let folder = tempfile::tempdir().context("no temporary folder can be made")?;
+    let bank = Bank::start(free_near(3000).await?).await?;
+    let serve = ServeArgs {
+        upstream: Some(format!("http://{}", bank.address())),
+        listen: Some(free_near(8080).await?),
+        admin: Some(free_near(8081).await?),
+        store: Some(format!("file:{}", folder.path().join("onceward.db").display())),
+        ..ServeArgs::default()
+    };
+    let mut config = Config::load(serve)?;
+    let gateway = Running::start(&config, metrics.clone()).await?;
+    // A port that the system chose is kept when the gateway starts again.
+    config.listen = gateway.address();
+    config.admin = gateway.admin_address();
+    let mut teller = Teller::new();
+    teller.introduce(&bank, &gateway);
+    let mut story = Story::new(bank, gateway, config, metrics);
+    tokio::select! {
+        told = story.tell(&mut teller) => told?,
+        () = &mut stop => return Ok(ExitCode::FAILURE),
+    }
+    let as_it_should_be = teller.summarise();
+    if !args.no_wait && as_it_should_be {
+        teller.invite(&story);
+        stop.await;
+    }
+    story.end().await;
+    Ok(if as_it_should_be { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The usual port, or one that the system chooses when the usual one is taken.
+async fn free_near(port: u16) -> Result<SocketAddr> {
+    for port in [port, 0] {
+        if let Ok(listener) = TcpListener::bind(loopback(port)).await {
+            return Ok(listener.local_addr()?);
+        }
+    }
+    anyhow::bail!("no free port was found on this machine")
+}

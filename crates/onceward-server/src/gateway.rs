@@ -1,0 +1,180 @@
+//! The gateway: requests through the engine to upstream and back. No decisions about keys.
+//!
+//! ```text
+//! unprotected   headers changed, bodies streamed both ways
+//! protected     admitted, body buffered, then a task of its own: reserve, forward, store, answer
+//! ```
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use onceward::{
+    Engine, Policy, Rejection,
+    engine::{Admitted, Captured, STATUS_PATH},
+    rejection::Code,
+    tower::{Body, Collected, Consent, collect, early},
+};
+use tokio::{sync::oneshot, time::timeout};
+use tracing::warn;
+
+use crate::listener::{Answer, Peer};
+
+mod forward; // the engine's handler: one request to upstream
+mod headers; // what is stripped and what is added
+mod upstream; // the client, and what its errors prove
+
+use forward::Forward;
+pub(crate) use headers::Rewrite;
+pub(crate) use upstream::{Failure, Upstream};
+
+/// A client has this long to send the body of a protected request.
+const BODY_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// One gateway in front of one upstream.
+#[derive(Clone)]
+pub(crate) struct Gateway(Arc<Inner>);
+
+struct Inner {
+    engine: Arc<Engine>,
+    upstream: Arc<Upstream>,
+    rewrite: Rewrite,
+    /// How long an answer is waited for in all. Past `max_execution` the outcome is unknown, but an
+    /// answer that comes late is still the truth and is stored.
+    patience: Duration,
+}
+
+type GatewayBody = Body<Incoming>;
+
+impl Gateway {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        upstream: Upstream,
+        rewrite: Rewrite,
+        max_execution: Duration,
+    ) -> Self {
+        let patience = max_execution.saturating_mul(2);
+        Gateway(Arc::new(Inner { engine, upstream: Arc::new(upstream), rewrite, patience }))
+    }
+
+    async fn route(self, request: Request<Incoming>) -> Response<GatewayBody> {
+        let (parts, body) = request.into_parts();
+        if parts.method == Method::CONNECT {
+            return bare(StatusCode::METHOD_NOT_ALLOWED);
+        }
+        let engine = &self.0.engine;
+        if parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH) {
+            return engine.status(&parts).await.map(Body::full);
+        }
+        let Some(policy) = engine.policy_for(&parts).cloned() else {
+            return self.pass_on(parts, body).await;
+        };
+        match engine.admit(&parts, &policy) {
+            Ok(Some(admitted)) => self.protect(admitted, policy, parts, body).await,
+            Ok(None) => self.pass_on(parts, body).await,
+            Err(rejection) => {
+                let response = engine.reject(rejection, &policy).map(Body::full);
+                early(parts.version, body, Consent::of(&parts), response).await
+            }
+        }
+    }
+
+    /// A request that is not ours: streamed both ways.
+    async fn pass_on(self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
+        let peer = parts.extensions.get::<Peer>().copied();
+        let parts = self.0.rewrite.request(&parts, peer);
+        match self.0.upstream.send_streaming(parts, body).await {
+            Ok(response) => self.0.rewrite.response(response).map(Body::streaming),
+            Err(Failure::NeverSent { why }) => {
+                warn!(why, "upstream could not be reached");
+                let detail = "The service did not take the connection. Nothing was executed.";
+                let rejection = Rejection::new(Code::UpstreamUnreachable, detail);
+                let response = rejection.into_response(None, onceward::Profile::Ietf);
+                response.map(Body::full)
+            }
+            Err(Failure::NoFullAnswer { why }) => {
+                warn!(why, "upstream gave no answer to an unprotected request");
+                bare(StatusCode::BAD_GATEWAY)
+            }
+        }
+    }
+
+    async fn protect(
+        self,
+        admitted: Admitted,
+        policy: Arc<Policy>,
+        parts: Parts,
+        body: Incoming,
+    ) -> Response<GatewayBody> {
+        let engine = Arc::clone(&self.0.engine);
+        let cap = policy.request_cap();
+        let too_large = || {
+            let rejection = Rejection::body_too_large(cap);
+            engine.reject(rejection, &policy).map(Body::full)
+        };
+        if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > cap) {
+            return early(parts.version, body, Consent::of(&parts), too_large()).await;
+        }
+        let body = match timeout(BODY_TIME_MAX, collect(body, cap)).await {
+            // Trailers are not read: nothing that decides may come after the body.
+            Ok(Collected::Whole(body, _)) => body,
+            // Reading it was consent, so that the client is sending now.
+            Ok(Collected::TooLarge(_, rest)) => {
+                return early(parts.version, rest, Consent::Given, too_large()).await;
+            }
+            Ok(Collected::Broken) => return closing(StatusCode::BAD_REQUEST),
+            Err(_) => return closing(StatusCode::REQUEST_TIMEOUT),
+        };
+        let peer = parts.extensions.get::<Peer>().copied();
+        let forward = Forward {
+            upstream: Arc::clone(&self.0.upstream),
+            rewrite: self.0.rewrite.clone(),
+            parts: self.0.rewrite.request(&parts, peer),
+            body: body.clone(),
+            reply_cap: policy.reply_cap(),
+            patience: self.0.patience,
+        };
+        let (sender, answer) = oneshot::channel();
+        // In a task of its own: if the client hangs up, our future is dropped; upstream's answer
+        // must still be stored, or the retry would find an open question.
+        let run = Arc::clone(&engine).run(admitted, Arc::new(parts), body, forward, sender);
+        tokio::spawn(run);
+        match answer.await {
+            Ok(answer) => answer.map(|captured| match captured {
+                Captured::Whole(body) => Body::full(body),
+                Captured::TooLarge(rest) => rest,
+            }),
+            // The task ended without an answer: the runtime is being shut down, or a store
+            // panicked. The request may have been sent.
+            Err(_) => {
+                let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
+                engine.reject(unknown, &policy).map(Body::full)
+            }
+        }
+    }
+}
+
+impl Answer for Gateway {
+    type Body = GatewayBody;
+
+    async fn answer(self, request: Request<Incoming>) -> Response<GatewayBody> {
+        self.route(request).await
+    }
+}
+
+/// An answer without words, for requests that are not ours to explain.
+fn bare(status: StatusCode) -> Response<GatewayBody> {
+    let mut response = Response::new(Body::full(Bytes::new()));
+    *response.status_mut() = status;
+    response
+}
+
+/// The same where the body of the request was not read to its end.
+fn closing(status: StatusCode) -> Response<GatewayBody> {
+    let mut response = bare(status);
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(http::header::CONNECTION, close);
+    response
+}

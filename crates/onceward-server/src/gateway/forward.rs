@@ -1,0 +1,68 @@
+//! The engine's handler: one request to upstream, and what its end means.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, request::Parts};
+use hyper::body::Incoming;
+use onceward::{
+    Operation,
+    engine::{Captured, Execution, Handler},
+    reply::ONCEWARD_ATTEMPT,
+    tower::{Body, Collected, collect},
+};
+use tokio::time::timeout;
+
+use super::{Failure, Rewrite, Upstream};
+
+pub(super) struct Forward {
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) rewrite: Rewrite,
+    /// The head of the request as upstream is to see it.
+    pub(super) parts: Parts,
+    pub(super) body: Bytes,
+    pub(super) reply_cap: usize,
+    pub(super) patience: Duration,
+}
+
+impl Handler for Forward {
+    type Rest = Body<Incoming>;
+
+    async fn run(self, operation: Operation) -> Execution<Body<Incoming>> {
+        let patience = self.patience;
+        let too_slow = Execution::NoFullAnswer {
+            status: StatusCode::GATEWAY_TIMEOUT,
+            why: "upstream_too_slow",
+        };
+        timeout(patience, self.forward(operation)).await.unwrap_or(too_slow)
+    }
+}
+
+impl Forward {
+    async fn forward(mut self, operation: Operation) -> Execution<Body<Incoming>> {
+        let attempt = operation.attempt_number();
+        if attempt > 1 {
+            self.parts.headers.insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
+        }
+        let sent = self.upstream.send(self.parts, self.body, || operation.may_act());
+        let response = match sent.await {
+            Ok(response) => response,
+            Err(Failure::NeverSent { why }) => return Execution::NeverSent { why },
+            Err(Failure::NoFullAnswer { why }) => return no_full_answer(why),
+        };
+        let (parts, body) = self.rewrite.response(response).into_parts();
+        match collect(body, self.reply_cap).await {
+            // We did not offer to take trailers (`TE` is stripped), so that they may be dropped, for
+            // the first caller as for every retry.
+            Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(body)),
+            Collected::TooLarge(begun, rest) => {
+                Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))
+            }
+            Collected::Broken => no_full_answer("answer_was_cut_off"),
+        }
+    }
+}
+
+fn no_full_answer(why: &'static str) -> Execution<Body<Incoming>> {
+    Execution::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why }
+}

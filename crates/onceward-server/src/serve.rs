@@ -1,0 +1,140 @@
+//! `onceward serve`: all of it together, until a signal.
+
+use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use metrics_exporter_prometheus::PrometheusHandle;
+use onceward::{Engine, Routes, Settings, Store, store::IdentityCheck};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::{
+    admin::{self, Admin},
+    cli::ServeArgs,
+    config::Config,
+    gateway::{Gateway, Rewrite, Upstream},
+    listener::Listening,
+    store::OpenStore,
+};
+
+/// What runs has this long to finish once the process was told to stop.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(25);
+
+/// Serves until SIGTERM or SIGINT.
+pub(crate) async fn serve(args: ServeArgs) -> Result<()> {
+    let config = Config::load(args)?;
+    let metrics = admin::install_metrics()?;
+    // Before anything is announced: a signal from now on is a wish for a clean end.
+    let stop = stop_signal()?;
+    let running = Running::start(&config, metrics).await?;
+    announce(&running);
+    stop.await;
+    info!("stopping: finishing what runs");
+    running.stop().await;
+    info!("stopped");
+    Ok(())
+}
+
+/// A gateway at work.
+pub(crate) struct Running {
+    engine: Arc<Engine>,
+    store: OpenStore,
+    gateway: Listening,
+    admin: Admin,
+    admin_listening: Listening,
+}
+
+impl Running {
+    pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> Result<Running> {
+        let store = OpenStore::open(&config.store).await?;
+        let settings = Settings {
+            scope: config.scope.clone(),
+            key_rules: config.key_rules.clone(),
+            problem_base: config.problem_base.clone(),
+            ..Settings::default()
+        };
+        let routes = Routes::with_default(config.policy.clone());
+        let engine = Arc::new(Engine::new(Arc::clone(&store.store), routes, settings));
+        check_identity(&engine, &*store.store, config.accept_identity_change).await?;
+        let gateway = Gateway::new(
+            Arc::clone(&engine),
+            Upstream::new(config.upstream.clone(), config.max_execution),
+            Rewrite::new(config.proxies.clone()),
+            config.max_execution,
+        );
+        let admin = Admin::new(Arc::clone(&store.store), metrics);
+        let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
+        let gateway = Listening::bind(config.listen, gateway).await?;
+        info!(
+            listen = %gateway.address,
+            admin = %admin_listening.address,
+            upstream = %config.upstream,
+            scope = config.scope.name(),
+            "serving"
+        );
+        Ok(Running { engine, store, gateway, admin, admin_listening })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.gateway.address
+    }
+
+    pub(crate) fn admin_address(&self) -> SocketAddr {
+        self.admin_listening.address
+    }
+
+    /// Takes nothing new, finishes what runs, and closes the store.
+    pub(crate) async fn stop(self) {
+        self.admin.drain();
+        let Running { engine, store, gateway, admin, admin_listening } = self;
+        tokio::join!(gateway.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
+        admin_listening.stop(Duration::from_secs(1)).await;
+        drop((engine, admin));
+        store.close().await;
+    }
+}
+
+/// Under other identity settings every key would look new, and everything would run again.
+async fn check_identity(engine: &Engine, store: &dyn Store, accept_change: bool) -> Result<()> {
+    let identity = engine.identity();
+    match store.check_identity(&identity).await.context("the store cannot be read")? {
+        IdentityCheck::Same => Ok(()),
+        IdentityCheck::Different if accept_change => {
+            warn!("the identity settings of the store were changed: keys of before look new");
+            store.accept_identity(&identity).await.context("the store cannot be written")
+        }
+        IdentityCheck::Different => bail!(
+            "this store was written under another scope rule, key syntax or fingerprint key, so \
+             that every key would look new and run again; go back to the old settings, or start \
+             with --accept-identity-change"
+        ),
+    }
+}
+
+/// Comes back on the first SIGTERM or SIGINT. A second one ends the process at once.
+pub(crate) fn stop_signal() -> Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
+    let mut next = async move || {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    Ok(async move {
+        next().await;
+        tokio::spawn(async move {
+            next().await;
+            std::process::exit(130);
+        });
+    })
+}
+
+/// For people and for programs that chose port 0.
+fn announce(running: &Running) {
+    let mut stdout = std::io::stdout().lock();
+    // Nobody has to read it.
+    let _ = writeln!(stdout, "listening on http://{}", running.address());
+    let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
+    let _ = stdout.flush();
+}

@@ -1,0 +1,12 @@
+//! The gateway as its users have it: the real binary, real sockets, scripted upstreams.
+
+mod support;
+
+mod admin; // /livez, /readyz, /metrics, logs
+mod demo; // the story
+mod kill; // kill -9 under load
+mod passing; // what goes through, and how it is changed
+mod protecting; // keys
+mod refusing; // what does not start
+mod stopping; // SIGTERM
+mod upstream_faults; // upstreams that fail in every way

@@ -1,0 +1,58 @@
+//! SIGTERM: nothing new, what runs is finished, exit 0.
+
+use std::{net::TcpStream, thread};
+
+use crate::support::{Act, Gate, Gateway, Upstream, eventually, ok, post, response, send};
+
+#[test]
+fn an_idle_gateway_ends_at_once_with_0() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    for signal in ["TERM", "INT"] {
+        let mut gateway = Gateway::before(upstream.address);
+        assert_eq!(post(gateway.address, "order-0000000000000001", "{}", &[]).status, 200);
+        gateway.signal(signal);
+        assert_eq!(gateway.exit_status().code(), Some(0), "{signal}");
+    }
+}
+
+#[test]
+fn a_request_that_runs_is_finished_before_the_end() {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let upstream = Upstream::start(move |_, _| {
+        Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
+    });
+    let mut gateway = Gateway::before(upstream.address);
+    let to = gateway.address;
+    let running = thread::spawn(move || post(to, "order-0000000000000001", "{}", &[]));
+    gate.reached_by(1);
+    gateway.signal("TERM");
+    let admin = gateway.admin;
+    eventually("the end of readiness", || {
+        let ready = send(admin, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
+        (ready.status == 503).then_some(())
+    });
+    let alive = send(admin, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
+    assert_eq!(alive.status, 200, "it still lives");
+    eventually("no new connections", || TcpStream::connect(to).is_err().then_some(()));
+    gate.open();
+    let answer = running.join().expect("no panic");
+    assert_eq!((answer.status, answer.text()), (200, "done"));
+    assert_eq!(gateway.exit_status().code(), Some(0));
+    assert_eq!(upstream.count(), 1);
+}
+
+#[test]
+fn a_reply_outlives_the_process_on_the_file_store() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let store = format!("[store]\nurl = \"file:{}\"\n", folder.path().join("x.db").display());
+    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
+    let mut first = Gateway::with(upstream.address, &store);
+    let reply = post(first.address, "order-0000000000000001", "{}", &[]);
+    first.signal("TERM");
+    assert_eq!(first.exit_status().code(), Some(0));
+    let second = Gateway::with(upstream.address, &store);
+    let replay = post(second.address, "order-0000000000000001", "{}", &[]);
+    assert_eq!((replay.is_replay(), replay.text()), (true, reply.text()));
+    assert_eq!(upstream.count(), 1);
+}

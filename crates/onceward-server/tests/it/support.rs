@@ -1,0 +1,31 @@
+//! Starting the binary, talking to it, and upstreams that do as they are told.
+
+mod client;
+mod gate;
+mod gateway;
+mod upstream;
+
+pub(crate) use client::{Answer, Connection, post, request, send};
+pub(crate) use gate::Gate;
+pub(crate) use gateway::{Gateway, binary};
+pub(crate) use upstream::{Act, Seen, Upstream, ok, response};
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Nothing in these tests takes longer than this.
+pub(crate) const LONGEST: Duration = Duration::from_secs(20);
+
+/// Looks again and again until it is so.
+pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let give_up = Instant::now() + LONGEST;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < give_up, "{what} did not happen in time");
+        sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,103 @@
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader, Read as _, Seek as _},
+    net::SocketAddr,
+    process::{Child, Command, ExitStatus, Stdio},
+};
+
+use super::eventually;
+
+/// The binary under test.
+pub(crate) fn binary() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onceward"));
+    command.env_remove("RUST_LOG").env("NO_COLOR", "1");
+    command
+}
+
+/// A gateway process on ports that the system chose. Killed when dropped.
+pub(crate) struct Gateway {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    log: File,
+}
+
+impl Gateway {
+    /// One for everybody, in memory, in front of this upstream.
+    pub(crate) fn before(upstream: SocketAddr) -> Gateway {
+        Self::with(upstream, "")
+    }
+
+    /// The same with more settings, as lines of TOML.
+    pub(crate) fn with(upstream: SocketAddr, toml: &str) -> Gateway {
+        let scope = if toml.contains("[scope]") { "" } else { "[scope]\nfrom = \"anonymous\"\n" };
+        let store = if toml.contains("[store]") { "" } else { "[store]\nurl = \"memory:\"\n" };
+        let config = tempfile::NamedTempFile::new().expect("temporary file");
+        let toml = format!(
+            "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n{store}{scope}{toml}"
+        );
+        std::fs::write(config.path(), toml).expect("written");
+        let mut command = binary();
+        command.env("RUST_LOG", "onceward=trace").args(["serve", "--config"]).arg(config.path());
+        Self::start(command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]))
+    }
+
+    /// A command that serves, and says where.
+    pub(crate) fn start(command: &mut Command) -> Gateway {
+        let log = tempfile::tempfile().expect("temporary file");
+        let stderr = Stdio::from(log.try_clone().expect("duplicate"));
+        let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
+        let mut child = command.spawn().expect("the binary starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut said = |what: &str| -> Option<SocketAddr> {
+            let line = lines.next()?.ok()?;
+            Some(line.strip_prefix(what)?.parse().expect("address"))
+        };
+        let address = said("listening on http://");
+        let admin = said("admin on http://");
+        let (Some(address), Some(admin)) = (address, admin) else {
+            let _ = child.kill();
+            panic!("the gateway did not start:\n{}", read(log));
+        };
+        Gateway { child, address, admin, log }
+    }
+
+    /// Sends a signal by name.
+    pub(crate) fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        let sent = Command::new("sh").args(["-c", &kill]).status().expect("sh");
+        assert!(sent.success());
+    }
+
+    /// Ends the process at once, as a power cut would.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("reaped");
+    }
+
+    pub(crate) fn exit_status(&mut self) -> ExitStatus {
+        eventually("the end of the process", || self.child.try_wait().expect("waited"))
+    }
+
+    /// What the process logged so far.
+    pub(crate) fn log(&self) -> String {
+        read(self.log.try_clone().expect("duplicate"))
+    }
+}
+
+fn read(mut log: File) -> String {
+    let mut text = String::new();
+    log.rewind().expect("rewound");
+    log.read_to_string(&mut text).expect("text");
+    text
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- log of the gateway\n{}---", self.log());
+        }
+    }
+}
