@@ -80,7 +80,10 @@ async fn the_schema_takes_the_six_states_and_no_other() {
     for (sql, part) in [
         ("UPDATE records SET state = 'done'", "CHECK"),
         ("UPDATE records SET state = 'completed'", "CHECK"),
-        ("UPDATE records SET reply_status = 200, reply_encoding = 'identity'", "CHECK"),
+        (
+            "UPDATE records SET state = 'unknown', reply_status = 200, reply_encoding = 'identity'",
+            "CHECK",
+        ),
         ("UPDATE records SET state = NULL", "NOT NULL"),
     ] {
         let refused = refusal(&mut file, sql).await;

@@ -7,6 +7,7 @@ use onceward::{
 };
 
 mod memory_limits;
+mod memory_poisoned;
 
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
 store_suite!(file, file_store);

@@ -46,7 +46,7 @@ fn a_decision_is_an_answer_with_a_name_and_not_an_error() {
             Refusal::Mismatch => "mismatch",
             Refusal::InProgress { .. } => "in progress",
             Refusal::OutcomeUnknown => "unknown",
-            Refusal::Expired => "expired",
+            Refusal::Expired { .. } => "expired",
             Refusal::ReplyNotStored { .. } => "not stored",
             Refusal::NotTaken => "not taken",
         },
