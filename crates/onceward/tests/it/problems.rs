@@ -203,8 +203,14 @@ fn each_code_has_a_page_and_a_row_in_the_list_of_pages() {
         let name = code.name();
         let page = std::fs::read_to_string(pages.join(format!("{name}.md")));
         let page = page.unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(page.contains(name) && page.contains(code.status().as_str()), "{name}");
-        assert!(page.contains(code.retry().name()), "{name} does not say whether to retry");
-        assert!(list.contains(&format!("{name}.md")), "{name} is not in the list");
+        let (status, retry) = (code.status(), code.retry().name());
+        let says_the_same = |row: &str, before: &str| {
+            row.starts_with(&format!("{before}| {} ", status.as_str()))
+                && row.contains(&format!("| `{retry}` |"))
+        };
+        assert!(page.starts_with(&format!("# {name}\n")), "{name}");
+        assert!(page.lines().any(|row| says_the_same(row, "")), "{name} says something else");
+        let entry = format!("| [`{name}`]({name}.md) ");
+        assert!(list.lines().any(|row| says_the_same(row, &entry)), "{name} in the list");
     }
 }
