@@ -31,7 +31,6 @@ pub(crate) fn install_metrics() -> Result<PrometheusHandle> {
         .set_buckets_for_metric(Matcher::Full(observe::OPERATION_DURATION.to_owned()), &SECONDS)?
         .install_recorder()
         .context("metrics cannot be collected")?;
-    observe::register();
     let upkeep = metrics.clone();
     // Samples pile up between two scrapes, and nobody may ever scrape.
     tokio::spawn(async move {

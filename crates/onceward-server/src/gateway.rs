@@ -8,16 +8,14 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, request::Parts};
-use http_body::Body as _;
+use http::{Method, Request, Response, StatusCode, request::Parts};
 use hyper::body::Incoming;
 use onceward::{
     Engine, Policy, Rejection,
-    engine::{Admitted, Captured, STATUS_PATH},
+    engine::{Admitted, STATUS_PATH},
     rejection::Code,
-    tower::{Body, Collected, Consent, collect, early},
+    tower::{Body, Consent, early, run_detached, take_body},
 };
-use tokio::{sync::oneshot, time::timeout};
 use tracing::warn;
 
 use crate::listener::{Answer, Peer};
@@ -108,24 +106,11 @@ impl Gateway {
         parts: Parts,
         body: Incoming,
     ) -> Response<GatewayBody> {
-        let engine = Arc::clone(&self.0.engine);
-        let cap = policy.request_cap();
-        let too_large = || {
-            let rejection = Rejection::body_too_large(cap);
-            engine.reject(rejection, &policy).map(Body::full)
-        };
-        if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > cap) {
-            return early(parts.version, body, Consent::of(&parts), too_large()).await;
-        }
-        let body = match timeout(BODY_TIME_MAX, collect(body, cap)).await {
-            // Trailers are not read: nothing that decides may come after the body.
-            Ok(Collected::Whole(body, _)) => body,
-            // Reading it was consent, so that the client is sending now.
-            Ok(Collected::TooLarge(_, rest)) => {
-                return early(parts.version, rest, Consent::Given, too_large()).await;
-            }
-            Ok(Collected::Broken) => return closing(StatusCode::BAD_REQUEST),
-            Err(_) => return closing(StatusCode::REQUEST_TIMEOUT),
+        let engine = &self.0.engine;
+        let taken = take_body(engine, &policy, &parts, body, Some(BODY_TIME_MAX)).await;
+        let body = match taken {
+            Ok(body) => body,
+            Err(answered) => return answered,
         };
         let peer = parts.extensions.get::<Peer>().copied();
         let forward = Forward {
@@ -136,23 +121,7 @@ impl Gateway {
             reply_cap: policy.reply_cap(),
             patience: self.0.patience,
         };
-        let (sender, answer) = oneshot::channel();
-        // In a task of its own: if the client hangs up, our future is dropped; upstream's answer
-        // must still be stored, or the retry would find an open question.
-        let run = Arc::clone(&engine).run(admitted, Arc::new(parts), body, forward, sender);
-        tokio::spawn(run);
-        match answer.await {
-            Ok(answer) => answer.map(|captured| match captured {
-                Captured::Whole(body) => Body::full(body),
-                Captured::TooLarge(rest) => rest,
-            }),
-            // The task ended without an answer: the runtime is being shut down, or a store
-            // panicked. The request may have been sent.
-            Err(_) => {
-                let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
-                engine.reject(unknown, &policy).map(Body::full)
-            }
-        }
+        run_detached(engine, &policy, admitted, Arc::new(parts), body, forward).await
     }
 }
 
@@ -168,13 +137,5 @@ impl Answer for Gateway {
 fn bare(status: StatusCode) -> Response<GatewayBody> {
     let mut response = Response::new(Body::full(Bytes::new()));
     *response.status_mut() = status;
-    response
-}
-
-/// The same where the body of the request was not read to its end.
-fn closing(status: StatusCode) -> Response<GatewayBody> {
-    let mut response = bare(status);
-    let close = HeaderValue::from_static("close");
-    response.headers_mut().insert(http::header::CONNECTION, close);
     response
 }

@@ -149,7 +149,7 @@ pub type Answer<R> = Response<Captured<R>>;
 impl Engine {
     /// An engine on a store.
     pub fn new(store: Arc<dyn Store>, routes: Routes, settings: Settings) -> Self {
-        observe::register();
+        observe::register(routes.policies().map(|policy| &*policy.name));
         Engine {
             store,
             routes,

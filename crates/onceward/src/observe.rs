@@ -41,19 +41,23 @@ const EMAIL_AS_KEY: &str = "onceward_key_email_total";
 const FENCED_WRITE: &str = "onceward_fenced_write_total";
 const EXPIRED_RUN_AGAIN: &str = "onceward_expired_run_again_total";
 
-/// Describes all metrics and makes the counters appear at 0. Call it once a recorder is installed;
-/// an engine that is built does it by itself.
-pub fn register() {
+/// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
+/// it when it is built; do it again if the recorder is installed later.
+pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
     for (name, description) in COUNTERS {
         describe_counter!(name, Unit::Count, description);
-        counter!(name).increment(0);
     }
     describe_histogram!(OPERATION_DURATION, Unit::Seconds, "time a handler took");
     describe_counter!(EMAIL_AS_KEY, Unit::Count, "keys that were e-mail addresses");
     describe_counter!(FENCED_WRITE, Unit::Count, "writes of attempts that had lost their right");
     describe_counter!(EXPIRED_RUN_AGAIN, Unit::Count, "expired keys that ran as a new generation");
-    for name in [EMAIL_AS_KEY, FENCED_WRITE, EXPIRED_RUN_AGAIN] {
-        counter!(name).increment(0);
+    counter!(EMAIL_AS_KEY).increment(0);
+    for route in routes {
+        for name in
+            COUNTERS.map(|(name, _)| name).into_iter().chain([FENCED_WRITE, EXPIRED_RUN_AGAIN])
+        {
+            counter!(name, "route" => route.to_owned()).increment(0);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{
     HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE, LINK, LOCATION, RETRY_AFTER},
+    header::{CACHE_CONTROL, CONTENT_TYPE, LINK, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE},
 };
 use serde_json::{Map, Value, json};
 
@@ -364,6 +364,10 @@ impl Rejection {
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         reply::describe(headers, self.code.outcome(), None, 1);
+        if self.status == StatusCode::UNAUTHORIZED {
+            // RFC 9110 wants a challenge with every 401; which scheme is meant is the service's word.
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
         }

@@ -10,37 +10,30 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version,
-    header::{CONTENT_LENGTH, EXPECT},
-    request::Parts,
+    HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_LENGTH, request::Parts,
     response,
-};
-use http_body_util::BodyExt as _;
-use tokio::{
-    sync::oneshot,
-    time::{Instant, timeout_at},
 };
 use tower_layer::Layer;
 use tower_service::Service;
-use tracing::Instrument as _;
 
 use crate::{
     engine::{Admitted, Captured, Engine, Execution, Handler, STATUS_PATH, Settings},
     operation::Operation,
     policy::{Policy, Routes},
-    rejection::Rejection,
     reply::ONCEWARD_ATTEMPT,
     scope::ScopeRule,
     store::Store,
 };
 
-mod body;
+mod body; // the body type of what passes
+mod protect; // reading bodies to a cap, and the task in which a request runs
+
 pub use body::Body;
+pub use protect::{Collected, Consent, collect, early, run_detached, take_body};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -184,23 +177,9 @@ where
     C: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
     C::Error: Into<BoxError>,
 {
-    let request_cap = policy.request_cap();
-    let too_large = || {
-        let rejection = Rejection::body_too_large(request_cap);
-        engine.reject(rejection, &policy).map(Body::full)
-    };
-    if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > request_cap) {
-        return early(parts.version, body, Consent::of(&parts), too_large()).await;
-    }
-    let body = match collect(body, request_cap).await {
-        // Trailers are not read: nothing that decides may come after the body.
-        Collected::Whole(body, _) => body,
-        // Reading it was consent, so that the client is sending now.
-        Collected::TooLarge(_, rest) => {
-            return early(parts.version, rest, Consent::Given, too_large()).await;
-        }
-        // The request never arrived as a whole. Nobody is left to read an answer.
-        Collected::Broken => return bad_request(),
+    let body = match take_body(&engine, &policy, &parts, body, None).await {
+        Ok(body) => body,
+        Err(answered) => return answered,
     };
     let parts = Arc::new(parts);
     let handler = Call {
@@ -210,134 +189,7 @@ where
         reply_cap: policy.reply_cap(),
         streamed: PhantomData::<fn(B)>,
     };
-    let (sender, answer) = oneshot::channel();
-    // In a task of its own: if the client hangs up, our future is dropped; the handler must still
-    // finish and its reply must still be stored, or the retry would find an open question.
-    let run = Arc::clone(&engine).run(admitted, parts, body, handler, sender);
-    tokio::spawn(run.in_current_span());
-    match answer.await {
-        Ok(answer) => answer.map(|captured| match captured {
-            Captured::Whole(body) => Body::full(body),
-            Captured::TooLarge(rest) => rest,
-        }),
-        // The task ended without an answer: the runtime is being shut down, or a store or a
-        // scope panicked. The handler may have been called.
-        Err(_) => {
-            let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
-            engine.reject(unknown, &policy).map(Body::full)
-        }
-    }
-}
-
-/// Whether a client sends its body without more ado.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Consent {
-    /// It does.
-    Given,
-    /// It waits for our consent (`Expect: 100-continue`), which reading the body would give. Its
-    /// body has not been sent, and will not be.
-    Awaited,
-}
-
-impl Consent {
-    /// What the head of a request says.
-    pub fn of(parts: &Parts) -> Self {
-        match parts.headers.contains_key(EXPECT) {
-            true => Consent::Awaited,
-            false => Consent::Given,
-        }
-    }
-}
-
-/// Answers before the body was read: what is left of it is drained within bounds, so that the
-/// client can read the answer and the connection is not left in the middle of a body.
-///
-/// # Cancel safety
-/// May be dropped; the body is then not drained, and the connection has to be closed.
-pub async fn early<B, C>(
-    version: Version,
-    body: B,
-    consent: Consent,
-    mut response: Response<Body<C>>,
-) -> Response<Body<C>>
-where
-    B: http_body::Body<Data = Bytes> + Unpin,
-{
-    let drained = consent == Consent::Given && drain(body).await;
-    if !drained && version < Version::HTTP_2 {
-        let close = HeaderValue::from_static("close");
-        response.headers_mut().insert(http::header::CONNECTION, close);
-    }
-    response
-}
-
-const DRAIN_BYTES_MAX: usize = 8 << 20;
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
-
-/// Reads a body to its end and forgets it; `false` when it is too long or too slow.
-async fn drain<B: http_body::Body<Data = Bytes> + Unpin>(mut body: B) -> bool {
-    let give_up = Instant::now() + DRAIN_TIME_MAX;
-    let mut seen = 0;
-    while !body.is_end_stream() {
-        match timeout_at(give_up, body.frame()).await {
-            Ok(Some(Ok(frame))) => seen += frame.data_ref().map_or(0, Bytes::len),
-            Ok(None) => return true,
-            Ok(Some(Err(_))) | Err(_) => return false,
-        }
-        if seen > DRAIN_BYTES_MAX {
-            return false;
-        }
-    }
-    true
-}
-
-/// A body, read to a cap.
-#[derive(Debug)]
-pub enum Collected<B> {
-    /// All of it, and its trailers.
-    Whole(Bytes, Option<HeaderMap>),
-    /// What was read, over the cap, and what is left.
-    TooLarge(Bytes, B),
-    /// It ended in an error.
-    Broken,
-}
-
-/// Reads a body into memory, as far as the cap.
-///
-/// # Cancel safety
-/// What was read is lost when the future is dropped.
-pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
-    mut body: B,
-    cap: usize,
-) -> Collected<B> {
-    let mut first = None;
-    let mut whole = BytesMut::new();
-    let mut trailers = None;
-    while let Some(frame) = body.frame().await {
-        let Ok(frame) = frame else { return Collected::Broken };
-        let data = match frame.into_data() {
-            Ok(data) => data,
-            Err(frame) => {
-                trailers = frame.into_trailers().ok().or(trailers);
-                continue;
-            }
-        };
-        let seen = first.as_ref().map_or(whole.len(), Bytes::len);
-        let too_large = seen + data.len() > cap;
-        // One frame is the common case, and is not copied.
-        if first.is_none() && whole.is_empty() {
-            first = Some(data);
-        } else {
-            if let Some(first) = first.take() {
-                whole.extend_from_slice(&first);
-            }
-            whole.extend_from_slice(&data);
-        }
-        if too_large {
-            return Collected::TooLarge(first.unwrap_or_else(|| whole.freeze()), body);
-        }
-    }
-    Collected::Whole(first.unwrap_or_else(|| whole.freeze()), trailers)
+    run_detached(&engine, &policy, admitted, parts, body, handler).await
 }
 
 /// The length that an answer says it has. One that cannot be read is none that any body has.
@@ -351,12 +203,6 @@ fn declared_length(parts: &response::Parts) -> Option<usize> {
     let (first, others) = lengths.split_first()?;
     let agree = others.iter().all(|other| other == first);
     Some(first.filter(|_| agree).unwrap_or(usize::MAX))
-}
-
-fn bad_request<C>() -> Response<Body<C>> {
-    let mut response = Response::new(Body::full(Bytes::new()));
-    *response.status_mut() = StatusCode::BAD_REQUEST;
-    response
 }
 
 /// The inner service, as the engine's handler.

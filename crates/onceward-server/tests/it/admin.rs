@@ -43,7 +43,7 @@ fn twelve_counters_are_there_from_the_start_and_count() {
         "reconcile_resolved",
         "reconcile_failed",
     ] {
-        let line = format!("api_idempotency_{name}_total 0");
+        let line = format!("api_idempotency_{name}_total{{route=\"default\"}} 0");
         assert!(metric(&gateway, &line), "{line} in\n{}", get(&gateway, "/metrics").text());
     }
     let key = "order-0000000000000001";

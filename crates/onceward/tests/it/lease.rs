@@ -129,6 +129,29 @@ async fn a_process_paused_for_less_than_its_lease_before_it_acts_acts() {
     assert_eq!(service.runs(), 1);
 }
 
+/// An attempt that was paused before it did anything, and was taken for lost meanwhile, says so.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_taken_for_lost_before_it_was_dispatched_is_given_back() {
+    let (service, gate) = Service::gated(Policy::required(), Settings::default(), charged);
+    let first = service.spawn_charge(KEY);
+    gate.expect(StoreCall::Reserve, Point::Before).await.pass();
+    let answering = gate.expect(StoreCall::Reserve, Point::After).await;
+    service.clock.pause_process(LEASE);
+    let second = service.spawn_charge(KEY);
+    gate.expect(StoreCall::Reserve, Point::Before).await.pass();
+    gate.expect(StoreCall::Reserve, Point::After).await.pass();
+    assert_eq!(second.await.expect("an answer").says(), says(409, "outcome_unknown"));
+    assert_eq!(service.record(KEY).await.expect("a record").state, State::Unknown);
+    answering.pass();
+    drop(gate);
+    assert_eq!(first.await.expect("an answer").says(), says(503, "store_unavailable"));
+    assert_eq!(service.runs(), 0);
+    let events: Vec<_> = service.audit(KEY).await.into_iter().map(|audit| audit.event).collect();
+    assert_eq!(events, [AuditEvent::LeaseExpired, AuditEvent::Released]);
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!(service.runs(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_reserve_leaves_less_time_until_the_first_renewal() {
     let settings = Settings { store_deadline: seconds(100), ..Settings::default() };

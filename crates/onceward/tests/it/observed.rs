@@ -58,7 +58,8 @@ fn the_twelve_counters_are_there_at_zero_from_the_start() {
         let _service = Service::new(Policy::required(), |_| async { "charged" });
         let rendered = handle.render();
         for (name, _) in COUNTERS {
-            assert!(rendered.contains(&format!("\n{name} 0\n")), "{name}:\n{rendered}");
+            let at_zero = format!("\n{name}{{route=\"default\"}} 0\n");
+            assert!(rendered.contains(&at_zero), "{name}:\n{rendered}");
         }
     });
     assert_eq!((counts(&handle), COUNTERS.len()), (vec![], 12));

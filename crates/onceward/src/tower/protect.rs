@@ -1,0 +1,217 @@
+//! What the layer and the gateway have in common: reading bodies to a cap, answering early, and the
+//! task in which a request runs to its end.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode, Version,
+    header::{CONNECTION, EXPECT},
+    request::Parts,
+};
+use http_body_util::BodyExt as _;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout, timeout_at},
+};
+use tracing::Instrument as _;
+
+use super::Body;
+use crate::{
+    engine::{Admitted, Captured, Engine, Handler},
+    policy::Policy,
+    rejection::Rejection,
+};
+
+/// Reads the body of an admitted request to its policy's cap, or answers it: 413 when it is over,
+/// 408 when it does not come within `at_most`, 400 when it breaks off.
+///
+/// # Errors
+/// With the answer for a request that cannot run.
+///
+/// # Cancel safety
+/// What was read is lost when the future is dropped; nothing was reserved yet.
+pub async fn take_body<B, C>(
+    engine: &Engine,
+    policy: &Policy,
+    parts: &Parts,
+    body: B,
+    at_most: Option<Duration>,
+) -> Result<Bytes, Response<Body<C>>>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let cap = policy.request_cap();
+    let too_large = || engine.reject(Rejection::body_too_large(cap), policy).map(Body::full);
+    if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > cap) {
+        return Err(early(parts.version, body, Consent::of(parts), too_large()).await);
+    }
+    let collected = match at_most {
+        Some(at_most) => timeout(at_most, collect(body, cap)).await,
+        None => Ok(collect(body, cap).await),
+    };
+    match collected {
+        // Trailers are not read: nothing that decides may come after the body.
+        Ok(Collected::Whole(body, _)) => Ok(body),
+        // Reading it was consent, so that the client is sending now.
+        Ok(Collected::TooLarge(_, rest)) => {
+            Err(early(parts.version, rest, Consent::Given, too_large()).await)
+        }
+        // The request never arrived as a whole. Most likely nobody is left to read an answer.
+        Ok(Collected::Broken) => Err(closing(StatusCode::BAD_REQUEST)),
+        Err(_) => Err(closing(StatusCode::REQUEST_TIMEOUT)),
+    }
+}
+
+/// Runs an admitted request to its end in a task of its own, and waits for its answer.
+///
+/// # Cancel safety
+/// May be dropped, as it is when a client hangs up: the request runs on, its reply is stored, and
+/// a retry finds it.
+pub async fn run_detached<H, C>(
+    engine: &Arc<Engine>,
+    policy: &Policy,
+    admitted: Admitted,
+    parts: Arc<Parts>,
+    body: Bytes,
+    handler: H,
+) -> Response<Body<C>>
+where
+    H: Handler<Rest = Body<C>>,
+    C: Send + 'static,
+{
+    let (sender, answer) = oneshot::channel();
+    let run = Arc::clone(engine).run(admitted, parts, body, handler, sender);
+    tokio::spawn(run.in_current_span());
+    match answer.await {
+        Ok(answer) => answer.map(|captured| match captured {
+            Captured::Whole(body) => Body::full(body),
+            Captured::TooLarge(rest) => rest,
+        }),
+        // The task ended without an answer: the runtime is being shut down, or a store panicked.
+        // The handler may have been called.
+        Err(_) => {
+            let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
+            engine.reject(unknown, policy).map(Body::full)
+        }
+    }
+}
+
+/// Whether a client sends its body without more ado.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consent {
+    /// It does.
+    Given,
+    /// It waits for our consent (`Expect: 100-continue`), which reading the body would give. Its
+    /// body has not been sent, and will not be.
+    Awaited,
+}
+
+impl Consent {
+    /// What the head of a request says.
+    pub fn of(parts: &Parts) -> Self {
+        match parts.headers.contains_key(EXPECT) {
+            true => Consent::Awaited,
+            false => Consent::Given,
+        }
+    }
+}
+
+/// Answers before the body was read: what is left of it is drained within bounds, so that the
+/// client can read the answer and the connection is not left in the middle of a body.
+///
+/// # Cancel safety
+/// May be dropped; the body is then not drained, and the connection has to be closed.
+pub async fn early<B, C>(
+    version: Version,
+    body: B,
+    consent: Consent,
+    mut response: Response<Body<C>>,
+) -> Response<Body<C>>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let drained = consent == Consent::Given && drain(body).await;
+    if !drained && version < Version::HTTP_2 {
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    response
+}
+
+const DRAIN_BYTES_MAX: usize = 8 << 20;
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Reads a body to its end and forgets it; `false` when it is too long or too slow.
+async fn drain<B: http_body::Body<Data = Bytes> + Unpin>(mut body: B) -> bool {
+    let give_up = Instant::now() + DRAIN_TIME_MAX;
+    let mut seen = 0;
+    while !body.is_end_stream() {
+        match timeout_at(give_up, body.frame()).await {
+            Ok(Some(Ok(frame))) => seen += frame.data_ref().map_or(0, Bytes::len),
+            Ok(None) => return true,
+            Ok(Some(Err(_))) | Err(_) => return false,
+        }
+        if seen > DRAIN_BYTES_MAX {
+            return false;
+        }
+    }
+    true
+}
+
+/// A body, read to a cap.
+#[derive(Debug)]
+pub enum Collected<B> {
+    /// All of it, and its trailers.
+    Whole(Bytes, Option<HeaderMap>),
+    /// What was read, over the cap, and what is left.
+    TooLarge(Bytes, B),
+    /// It ended in an error.
+    Broken,
+}
+
+/// Reads a body into memory, as far as the cap.
+///
+/// # Cancel safety
+/// What was read is lost when the future is dropped.
+pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
+    mut body: B,
+    cap: usize,
+) -> Collected<B> {
+    let mut first = None;
+    let mut whole = BytesMut::new();
+    let mut trailers = None;
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return Collected::Broken };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                trailers = frame.into_trailers().ok().or(trailers);
+                continue;
+            }
+        };
+        let seen = first.as_ref().map_or(whole.len(), Bytes::len);
+        let too_large = seen + data.len() > cap;
+        // One frame is the common case, and is not copied.
+        if first.is_none() && whole.is_empty() {
+            first = Some(data);
+        } else {
+            if let Some(first) = first.take() {
+                whole.extend_from_slice(&first);
+            }
+            whole.extend_from_slice(&data);
+        }
+        if too_large {
+            return Collected::TooLarge(first.unwrap_or_else(|| whole.freeze()), body);
+        }
+    }
+    Collected::Whole(first.unwrap_or_else(|| whole.freeze()), trailers)
+}
+
+/// An answer without words, on a connection that is in the middle of a body.
+fn closing<C>(status: StatusCode) -> Response<Body<C>> {
+    let mut response = Response::new(Body::full(Bytes::new()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
