@@ -169,7 +169,7 @@ impl Store for OneLockStore {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = OneLockStore::new(Arc::new(SystemClock));
     store.ping().await?;
-    let identity = Identity::new("authorization", "onceward-key/1", None);
+    let identity = Identity::new("authorization", "onceward-key/1", []);
     assert_eq!(store.check_identity(&identity).await?, IdentityCheck::Same);
     println!("a store of one's own; its tests are `cargo test --example own_store`");
     Ok(())

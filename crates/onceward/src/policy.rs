@@ -1,6 +1,6 @@
 //! Policies: the rules for a route, and which route a request belongs to.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use http::{Method, StatusCode};
 
@@ -87,15 +87,15 @@ pub enum ServerErrors {
 /// A setting that would break a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPolicy {
-    /// Too short for any client's retries.
-    #[error("retention must be at least one hour")]
-    RetentionTooShort,
-    /// No attempt could hold it.
-    #[error("a lease must be at least one second")]
-    LeaseTooShort,
-    /// Nothing could run.
-    #[error("max_execution must be at least one second")]
-    ExecutionTooShort,
+    /// Too short for any client's retries, or longer than a record may be kept.
+    #[error("retention must be between one hour and 400 days")]
+    Retention,
+    /// Too short to be held, or so long that a crash would block its key for hours.
+    #[error("a lease must be between one second and one hour")]
+    Lease,
+    /// Too short for anything to run, or longer than anybody waits.
+    #[error("max_execution must be between one second and 24 hours")]
+    MaxExecution,
     /// No store of this release can keep the promise.
     #[error(
         "effects `{0}` need a handler that completes inside its own transaction, which this version does not offer"
@@ -115,10 +115,10 @@ impl Policy {
             in_flight: InFlight::Conflict,
             server_errors: ServerErrors::ByEffects,
             expired_runs_again: false,
-            lease: Duration::from_secs(60),
-            max_execution: Duration::from_secs(300),
-            retention: Duration::from_secs(24 * 3600),
-            tombstone: Duration::from_secs(30 * 24 * 3600),
+            lease: SECOND * 60,
+            max_execution: SECOND * 300,
+            retention: DAY,
+            tombstone: DAY * 30,
             recipe: Recipe::canonical(),
             request_bytes_max: 1 << 20,
             reply_bytes_max: 1 << 20,
@@ -204,28 +204,27 @@ impl Policy {
     /// How long an attempt may be silent. It is renewed every third of this while the handler runs.
     ///
     /// # Errors
-    /// Under one second.
+    /// Under one second, or over one hour.
     pub fn lease(mut self, lease: Duration) -> Result<Self, BadPolicy> {
-        self.lease = at_least(Duration::from_secs(1), lease, BadPolicy::LeaseTooShort)?;
+        self.lease = within(SECOND..=HOUR, lease, BadPolicy::Lease)?;
         Ok(self)
     }
 
     /// How long a handler may take before its outcome is called unknown.
     ///
     /// # Errors
-    /// Under one second.
+    /// Under one second, or over 24 hours.
     pub fn max_execution(mut self, max: Duration) -> Result<Self, BadPolicy> {
-        self.max_execution = at_least(Duration::from_secs(1), max, BadPolicy::ExecutionTooShort)?;
+        self.max_execution = within(SECOND..=DAY, max, BadPolicy::MaxExecution)?;
         Ok(self)
     }
 
     /// How long a reply is kept, from completion. Must outlast the longest retries of any client.
     ///
     /// # Errors
-    /// Under one hour.
+    /// Under one hour, or over 400 days.
     pub fn retention(mut self, retention: Duration) -> Result<Self, BadPolicy> {
-        let hour = Duration::from_secs(3600);
-        self.retention = at_least(hour, retention, BadPolicy::RetentionTooShort)?;
+        self.retention = within(HOUR..=DAY * 400, retention, BadPolicy::Retention)?;
         Ok(self)
     }
 
@@ -314,8 +313,16 @@ pub(crate) enum Meaning {
     Unknown,
 }
 
-fn at_least(min: Duration, value: Duration, error: BadPolicy) -> Result<Duration, BadPolicy> {
-    if value < min { Err(error) } else { Ok(value) }
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+fn within(
+    bounds: RangeInclusive<Duration>,
+    value: Duration,
+    error: BadPolicy,
+) -> Result<Duration, BadPolicy> {
+    if bounds.contains(&value) { Ok(value) } else { Err(error) }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! inside their atomic step call the machine directly; the others repeat its rules in their own
 //! language and are held to them by the suite in `onceward::testing`.
 
-use std::{fmt, future::Future, pin::Pin, time::Duration};
+use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, time::Duration};
 
 use crate::{
     clock::Timestamp,
@@ -295,8 +295,13 @@ pub struct Reaped {
 pub struct Identity(Box<str>);
 
 impl Identity {
-    /// The identity of a scope rule, a key syntax and an optional fingerprint key.
-    pub fn new(scope_rule: &str, key_syntax: &str, fingerprint_key: Option<[u8; 8]>) -> Self {
+    /// The identity of a scope rule, a key syntax, and the fingerprint keys that are used, in any
+    /// order.
+    pub fn new(
+        scope_rule: &str,
+        key_syntax: &str,
+        fingerprint_keys: impl IntoIterator<Item = [u8; 8]>,
+    ) -> Self {
         use sha2::{Digest, Sha256};
         let mut hash = Sha256::new();
         hash.update(b"onceward-identity/1");
@@ -304,7 +309,8 @@ impl Identity {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
-        hash.update(fingerprint_key.map_or(vec![0], |id| [&[1][..], &id].concat()));
+        let fingerprint_keys: BTreeSet<[u8; 8]> = fingerprint_keys.into_iter().collect();
+        fingerprint_keys.iter().for_each(|id| hash.update(id));
         Identity(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 

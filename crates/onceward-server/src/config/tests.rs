@@ -135,10 +135,13 @@ fn wrong_values_are_named_with_their_key_and_what_was_probably_meant() {
             "defaults.profile: `strpe` is not known; did you mean `stripe`?",
         ),
         ("[defaults]\nlease = \"60\"", "defaults.lease: `60` is not a duration"),
-        ("[defaults]\nlease = \"500ms\"", "defaults.lease: a lease must be at least one second"),
+        (
+            "[defaults]\nlease = \"500ms\"",
+            "defaults.lease: a lease must be between one second and one hour",
+        ),
         (
             "[defaults]\nretention = \"5m\"",
-            "defaults.retention: retention must be at least one hour",
+            "defaults.retention: retention must be between one hour and 400 days",
         ),
         ("[defaults]\neffects = \"local\"", "defaults.effects: effects `local` need"),
         ("[defaults]\nwait = \"5s\"", "defaults.wait has a meaning only with in_flight"),

@@ -41,9 +41,16 @@ fn times_that_would_break_a_promise_are_refused_and_the_shortest_allowed_are_not
     let policy = Policy::required;
     let just_under = |limit: u64| seconds(limit) - Duration::from_nanos(1);
     let short = |result: Result<Policy, BadPolicy>| result.expect_err("too short");
-    assert_eq!(short(policy().retention(just_under(3600))), BadPolicy::RetentionTooShort);
-    assert_eq!(short(policy().lease(just_under(1))), BadPolicy::LeaseTooShort);
-    assert_eq!(short(policy().max_execution(just_under(1))), BadPolicy::ExecutionTooShort);
+    assert_eq!(short(policy().retention(just_under(3600))), BadPolicy::Retention);
+    assert_eq!(short(policy().lease(just_under(1))), BadPolicy::Lease);
+    assert_eq!(short(policy().max_execution(just_under(1))), BadPolicy::MaxExecution);
+    // And what is too long would block a key for hours after a crash, or keep it for ever.
+    let just_over = |seconds: u64| Duration::from_secs(seconds) + Duration::from_nanos(1);
+    assert_eq!(short(policy().lease(just_over(3600))), BadPolicy::Lease);
+    assert_eq!(short(policy().max_execution(just_over(86_400))), BadPolicy::MaxExecution);
+    assert_eq!(short(policy().retention(just_over(400 * 86_400))), BadPolicy::Retention);
+    assert!(policy().lease(Duration::from_secs(3600)).is_ok());
+    assert!(policy().retention(Duration::from_secs(30 * 86_400)).is_ok());
     let shortest = policy()
         .retention(seconds(3600))
         .and_then(|policy| policy.lease(seconds(1)))

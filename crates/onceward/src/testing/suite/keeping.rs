@@ -305,7 +305,7 @@ pub async fn loading_changes_nothing(on: Harness) {
 /// The identity settings of the first use are those of the store.
 pub async fn the_first_identity_is_remembered_and_another_is_noticed(on: Harness) {
     let (first, other) =
-        (Identity::new("authorization", "lenient", None), Identity::new("header", "lenient", None));
+        (Identity::new("authorization", "lenient", []), Identity::new("header", "lenient", []));
     let check = async |identity| on.store.check_identity(identity).await.expect("an answer");
     assert_eq!(check(&first).await, IdentityCheck::Same);
     assert_eq!(check(&other).await, IdentityCheck::Different);
@@ -316,7 +316,7 @@ pub async fn the_first_identity_is_remembered_and_another_is_noticed(on: Harness
 /// An operator may change it, and then the old one is the other one.
 pub async fn an_accepted_identity_replaces_the_first(on: Harness) {
     let (first, other) =
-        (Identity::new("authorization", "lenient", None), Identity::new("header", "lenient", None));
+        (Identity::new("authorization", "lenient", []), Identity::new("header", "lenient", []));
     let check = async |identity| on.store.check_identity(identity).await.expect("an answer");
     assert_eq!(check(&first).await, IdentityCheck::Same);
     for _ in 0..2 {
@@ -328,7 +328,7 @@ pub async fn an_accepted_identity_replaces_the_first(on: Harness) {
 
 /// A store that was never used takes an accepted identity as its first.
 pub async fn an_identity_can_be_accepted_first(on: Harness) {
-    let (first, other) = (Identity::new("a", "b", Some([1; 8])), Identity::new("a", "b", None));
+    let (first, other) = (Identity::new("a", "b", [[1; 8]]), Identity::new("a", "b", []));
     on.store.accept_identity(&first).await.expect("accepted");
     let check = async |identity| on.store.check_identity(identity).await.expect("an answer");
     assert_eq!(check(&other).await, IdentityCheck::Different);
