@@ -14,7 +14,7 @@ use onceward::{
 use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
 
-fn ask(key: &str) -> Ask {
+pub(crate) fn ask(key: &str) -> Ask {
     Ask {
         id: RecordId {
             scope: Scope::new("acme").expect("scope"),
@@ -35,7 +35,7 @@ fn ask(key: &str) -> Ask {
     }
 }
 
-fn reply(body: &[u8]) -> Reply {
+pub(crate) fn reply(body: &[u8]) -> Reply {
     Reply {
         status: http::StatusCode::CREATED,
         headers: Vec::new(),
@@ -44,29 +44,29 @@ fn reply(body: &[u8]) -> Reply {
     }
 }
 
-async fn granted(store: &dyn Store, ask: &Ask) -> Lease {
+pub(crate) async fn granted(store: &dyn Store, ask: &Ask) -> Lease {
     match store.reserve(ask.clone()).await.expect("an answer") {
         Reservation::Granted { lease, .. } => lease,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-async fn open(path: &Path) -> Result<SqliteStore, OpenError> {
+pub(crate) async fn open(path: &Path) -> Result<SqliteStore, OpenError> {
     SqliteStore::open(SqliteOptions::new(path)).await
 }
 
-async fn raw(path: &Path) -> SqliteConnection {
+pub(crate) async fn raw(path: &Path) -> SqliteConnection {
     let url = format!("sqlite://{}", path.display());
     SqliteConnection::connect(&url).await.expect("a connection")
 }
 
-async fn run_sql(path: &Path, sql: &'static str) {
+pub(crate) async fn run_sql(path: &Path, sql: &'static str) {
     let mut connection = raw(path).await;
     sqlx::raw_sql(sql).execute(&mut connection).await.expect(sql);
     connection.close().await.expect("closed");
 }
 
-fn directory() -> TempDir {
+pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 

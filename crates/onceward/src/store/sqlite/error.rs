@@ -37,6 +37,10 @@ pub(super) fn is_damage(error: &sqlx::Error) -> bool {
     matches!(code, Some(code::CORRUPT | code::NOT_A_DATABASE))
 }
 
+pub(super) fn is_no_database(error: &sqlx::Error) -> bool {
+    extended_code(error).map(|code| code & 0xff) == Some(code::NOT_A_DATABASE)
+}
+
 pub(super) fn is_full(error: &sqlx::Error) -> bool {
     extended_code(error).map(|code| code & 0xff) == Some(code::FULL)
 }

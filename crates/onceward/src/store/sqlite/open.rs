@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -92,7 +92,7 @@ pub(super) async fn open(options: &SqliteOptions) -> Result<SqliteConnection, Op
     if !exists(path)? {
         create(options).await?;
     }
-    inspect(path)?;
+    inspect(path).await?;
     let mut connection = connect(options, path, false).await.map_err(|e| failed(path, e))?;
     migrate(&mut connection, path).await?;
     check(&mut connection, path).await?;
@@ -137,30 +137,46 @@ async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError>
     File::open(draft).and_then(|file| file.sync_all()).map_err(|source| io_error(path, source))
 }
 
-/// Looks at the file without SQLite, which would begin to change it.
-fn inspect(path: &Path) -> Result<(), OpenError> {
+/// Looks at the file without the right to change it.
+///
+/// Through SQLite and not by reading it: POSIX takes all locks of a process on a file away when any
+/// descriptor of it is closed, also those of another connection to the same file. Another program
+/// would then take itself for the only one, and remove the log that the connection writes to.
+async fn inspect(path: &Path) -> Result<(), OpenError> {
     let metadata = fs::metadata(path).map_err(|source| io_error(path, source))?;
     if metadata.len() == 0 {
         return Err(OpenError::Empty(path.into()));
     }
-    let mut header = [0; 100];
-    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
-    let is_database = read.is_ok() && header.starts_with(b"SQLite format 3\0");
-    if !is_database {
-        return Err(OpenError::NotADatabase(path.into()));
-    }
-    let number = |at: usize| {
-        let bytes = header.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-        u32::from_be_bytes(bytes.unwrap_or_default())
-    };
-    if number(68) != APPLICATION_ID {
+    let (application_id, version) = header(path).await.map_err(|error| {
+        if error::is_no_database(&error) {
+            OpenError::NotADatabase(path.into())
+        } else {
+            failed(path, error)
+        }
+    })?;
+    if application_id != i64::from(APPLICATION_ID) {
         return Err(OpenError::Foreign(path.into()));
     }
-    known_version(path, number(60))?;
+    known_version(path, version)?;
     if metadata.permissions().readonly() {
         return Err(OpenError::ReadOnly(path.into()));
     }
     Ok(())
+}
+
+/// Whose file it is, and of which version.
+async fn header(path: &Path) -> Result<(i64, u32), sqlx::Error> {
+    let connect = SqliteConnectOptions::new()
+        .filename(path)
+        .read_only(true)
+        .busy_timeout(BUSY_TIMEOUT)
+        .disable_statement_logging();
+    let mut connection = connect.connect().await?;
+    let application_id = sqlx::query_scalar("PRAGMA application_id");
+    let application_id = application_id.fetch_one(&mut connection).await?;
+    let version = version(&mut connection).await?;
+    connection.close().await?;
+    Ok((application_id, version))
 }
 
 async fn connect(

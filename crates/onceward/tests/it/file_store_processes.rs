@@ -1,0 +1,235 @@
+//! Several processes on one file, and processes that die.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    io::{BufRead as _, BufReader, Write as _},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use onceward::{
+    SqliteStore, Store,
+    record::State,
+    store::{Reservation, Write, Written},
+};
+
+use crate::file_store::{ask, directory, granted, open, raw, reply};
+
+/// What a child process is to do, and on which file.
+const ROLE: &str = "ONCEWARD_TEST_ROLE";
+const FILE: &str = "ONCEWARD_TEST_FILE";
+
+/// This test binary once more, as another process with the given role.
+fn start(role: &str, path: &Path) -> Child {
+    let mut command = Command::new(env::current_exe().expect("the path of this test"));
+    command
+        .args(["--exact", "file_store_processes::a_child_process", "--ignored", "--nocapture"])
+        .env(ROLE, role)
+        .env(FILE, path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a child process")
+}
+
+/// What a child says, line by line; a line that was cut off by its death is left out.
+fn said_by(child: &mut Child) -> impl Iterator<Item = String> + use<> {
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    std::iter::from_fn(move || {
+        let mut line = String::new();
+        output.read_line(&mut line).expect("readable").gt(&0).then_some(line)
+    })
+    .filter_map(|line| Some(line.strip_suffix('\n')?.strip_prefix('@')?.to_owned()))
+}
+
+fn run(role: &str, path: &Path) -> Vec<String> {
+    let mut child = start(role, path);
+    let said = said_by(&mut child).collect();
+    assert!(child.wait().expect("ended").success(), "{role} failed");
+    said
+}
+
+/// One write for each line, so that it is said as a whole or not at all.
+fn say(what: &str) {
+    let mut output = std::io::stdout();
+    output.write_all(format!("@{what}\n").as_bytes()).expect("said");
+    output.flush().expect("said");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the body of the child processes that other tests start"]
+async fn a_child_process() {
+    let (Ok(role), Ok(path)) = (env::var(ROLE), env::var(FILE)) else { return };
+    let store = Arc::new(open(Path::new(&path)).await.expect("a store"));
+    match role.split_once(' ').unwrap_or((&role, "")) {
+        ("touch", _) => {}
+        ("state", key) => {
+            let record = store.load(&ask(key).id).await.expect("an answer");
+            say(record.map_or("absent", |record| record.state.name()));
+        }
+        ("compete", keys) => compete(&store, keys.parse().expect("a number")).await,
+        ("storm", round) => storm(&store, round).await,
+        other => panic!("no such role: {other:?}"),
+    }
+    store.close().await;
+}
+
+/// Takes as many of the keys as it can, and completes what it took.
+async fn compete(store: &Arc<SqliteStore>, keys: u32) {
+    let me = std::process::id();
+    say("ready");
+    std::io::stdin().read_line(&mut String::new()).expect("the word to begin");
+    let workers = (0..16).map(|worker| {
+        let store = Arc::clone(store);
+        tokio::spawn(async move {
+            for number in (worker..keys).step_by(16) {
+                let ask = ask(&format!("order-{number}"));
+                let Reservation::Granted { lease, .. } = store.reserve(ask).await.expect("answer")
+                else {
+                    continue;
+                };
+                say(&format!("granted {number}"));
+                let complete = Write::Complete(reply(format!("by {me}").as_bytes()));
+                assert_eq!(store.write(&lease, complete).await.expect("answer"), Written::Applied);
+                say(&format!("completed {number} by {me}"));
+            }
+        })
+    });
+    for worker in futures_util::future::join_all(workers).await {
+        worker.expect("no panic");
+    }
+}
+
+/// Reserves and completes until it is killed.
+async fn storm(store: &Arc<SqliteStore>, round: &str) {
+    let workers = (0..32).map(|worker| {
+        let (store, round) = (Arc::clone(store), round.to_owned());
+        tokio::spawn(async move {
+            for number in 0_u64.. {
+                let key = format!("order-{round}-{worker}-{number}");
+                let lease = granted(&*store, &ask(&key)).await;
+                let complete = Write::Complete(reply(key.as_bytes()));
+                assert_eq!(store.write(&lease, complete).await.expect("answer"), Written::Applied);
+                say(&key);
+            }
+        })
+    });
+    futures_util::future::join_all(workers).await;
+}
+
+/// How many locks this process has on the file itself, as the kernel counts them.
+#[cfg(target_os = "linux")]
+fn locks_on(path: &Path) -> usize {
+    use std::os::unix::fs::MetadataExt as _;
+    let inode = std::fs::metadata(path).expect("there").ino();
+    let (owner, file) = (std::process::id().to_string(), format!(":{inode}"));
+    let locks = std::fs::read_to_string("/proc/locks").expect("readable");
+    let is_ours = |line: &&str| {
+        let mut words = line.split_whitespace().skip(4);
+        words.next() == Some(&owner) && words.next().is_some_and(|word| word.ends_with(&file))
+    };
+    locks.lines().filter(is_ours).count()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn opening_a_file_twice_in_one_process_keeps_the_lock_of_the_first() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let store = open(&path).await.expect("a store");
+    let lease = granted(&store, &ask("order-1")).await;
+    assert_eq!(locks_on(&path), 1, "so that nobody else takes itself for the only one");
+    // POSIX takes all locks of a process on a file away when any descriptor of it is closed.
+    let second = open(&path).await.expect("the same store");
+    assert_eq!(locks_on(&path), 1, "still there");
+    run("touch", &path);
+    let written = store.write(&lease, Write::Complete(reply(b"paid"))).await.expect("answer");
+    assert_eq!(written, Written::Applied);
+    assert_eq!(run("state order-1", &path), ["completed"], "what was acknowledged is there");
+    second.close().await;
+    store.close().await;
+    assert_eq!(locks_on(&path), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_processes_that_want_the_same_keys_grant_each_once_and_keep_every_reply() {
+    const KEYS: u32 = 600;
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    // All three make the file at the same time, too.
+    let mut children: Vec<Child> =
+        (0..3).map(|_| start(&format!("compete {KEYS}"), &path)).collect();
+    let mut said: Vec<_> = children.iter_mut().map(said_by).collect();
+    for words in &mut said {
+        assert_eq!(words.next().as_deref(), Some("ready"));
+    }
+    for child in &mut children {
+        child.stdin.take().expect("piped").write_all(b"go\n").expect("told");
+    }
+    let mut granted = BTreeSet::new();
+    let mut completed = BTreeMap::new();
+    for (child, said) in children.iter_mut().zip(said) {
+        let mut grants = 0;
+        for line in said {
+            let words: Vec<&str> = line.split(' ').collect();
+            let key: u32 = words[1].parse().expect("a number");
+            match words[0] {
+                "granted" => {
+                    grants += 1;
+                    assert!(granted.insert(key), "order-{key} was granted twice");
+                }
+                "completed" => assert!(completed.insert(key, words[2..].join(" ")).is_none()),
+                other => panic!("no such word: {other}"),
+            }
+        }
+        assert!(child.wait().expect("ended").success(), "no call failed");
+        eprintln!("one process was granted {grants} keys");
+    }
+    assert_eq!(granted, (0..KEYS).collect(), "every key was granted");
+    let store = open(&path).await.expect("a store");
+    for (key, body) in &completed {
+        let record = store.load(&ask(&format!("order-{key}")).id).await.expect("an answer");
+        let record = record.expect("a record");
+        assert_eq!(record.reply, Some(reply(body.as_bytes())), "order-{key}");
+        assert_eq!((record.attempts, record.generation), (1, 1), "order-{key}");
+    }
+    assert_eq!(completed.len(), granted.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_acknowledged_survives_kill_9_twenty_times() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    open(&path).await.expect("a store").close().await;
+    let mut acknowledged = Vec::new();
+    for round in 0..20 {
+        let mut child = start(&format!("storm {round}"), &path);
+        let mut said = said_by(&mut child);
+        // The first word says that it runs. Then it dies at some moment.
+        let first = said.next().expect("it runs");
+        let moment = Duration::from_micros(rand::random_range(0..40_000));
+        tokio::time::sleep(moment).await;
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        let before = acknowledged.len();
+        acknowledged.push(first);
+        acknowledged.extend(said);
+        eprintln!("round {round}: killed {moment:?} after {}", acknowledged.len() - before);
+    }
+    let mut connection = raw(&path).await;
+    let verdict: String = sqlx::query_scalar("PRAGMA integrity_check")
+        .fetch_one(&mut connection)
+        .await
+        .expect("a verdict");
+    assert_eq!(verdict, "ok");
+    let store = open(&path).await.expect("a store");
+    for key in &acknowledged {
+        let record = store.load(&ask(key).id).await.expect("an answer").expect("a record");
+        assert_eq!((record.state, record.attempts), (State::Completed, 1), "{key}");
+        assert_eq!(record.reply, Some(reply(key.as_bytes())), "{key}");
+    }
+    eprintln!("{} acknowledged in all", acknowledged.len());
+}
