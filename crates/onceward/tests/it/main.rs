@@ -6,6 +6,7 @@ mod bodies;
 mod drain;
 mod faults;
 mod file_store;
+mod file_store_batches;
 mod file_store_processes;
 mod in_flight;
 mod lease;

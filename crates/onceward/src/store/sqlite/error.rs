@@ -68,6 +68,10 @@ pub(super) fn meaning(error: &sqlx::Error, moment: Moment) -> (StoreErrorKind, &
         (Some(code::BUSY), _) => {
             (StoreErrorKind::Unavailable, "another process holds the file for too long")
         }
+        // So is a statement that SQLite refused, also when it would have committed by itself.
+        _ if may_be_about_one_element(error) => {
+            (StoreErrorKind::Unavailable, "a record cannot be written")
+        }
         (_, Moment::Before) => (StoreErrorKind::Unavailable, "the file cannot be used"),
         (_, Moment::Commit) => (StoreErrorKind::Ambiguous, "a commit was not acknowledged"),
     }
