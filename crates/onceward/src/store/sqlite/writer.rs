@@ -162,7 +162,10 @@ impl Writer {
         &mut self,
         steps: &mut [Box<dyn PendingStep>],
     ) -> Outcome<Vec<Result<(), StoreError>>> {
-        let ids = steps.iter().map(|step| step.id().clone()).collect();
+        // A key that many ask for is read once, with its reply.
+        let mut ids: Vec<RecordId> = steps.iter().map(|step| step.id().clone()).collect();
+        ids.sort_unstable();
+        ids.dedup();
         let mut found = self.begin_and_load(ids).await?;
         let now = self.options.clock.now();
         let mut readable = Vec::with_capacity(steps.len());
