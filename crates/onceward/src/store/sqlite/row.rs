@@ -124,6 +124,17 @@ fn compressed(body: &Bytes) -> (&'static str, Vec<u8>) {
     ("identity", body.to_vec())
 }
 
+fn decompressed(body: &[u8], length: usize) -> Option<Bytes> {
+    // Room is made for as many bytes as are asked for. If that number is damaged, asking for them
+    // would end the process, so that it has to be what the compressed bytes say themselves.
+    let said = zstd::zstd_safe::get_frame_content_size(body).ok()??;
+    if usize::try_from(said) != Ok(length) {
+        return None;
+    }
+    let plain = zstd::bulk::decompress(body, length).ok()?;
+    (plain.len() == length).then(|| plain.into())
+}
+
 pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     let mut columns = Columns { row, next: 0 };
     let id = columns.id()?;
@@ -246,9 +257,7 @@ impl<'r> Columns<'r> {
                 ReplyBody::Stored(Bytes::copy_from_slice(body))
             }
             (Some("zstd"), Some(body), Some(length)) => {
-                let plain = zstd::bulk::decompress(body, length).ok();
-                let whole = plain.filter(|plain| plain.len() == length);
-                ReplyBody::Stored(whole.ok_or(BadRow("reply_body"))?.into())
+                ReplyBody::Stored(decompressed(body, length).ok_or(BadRow("reply_body"))?)
             }
             _ => return Err(BadRow("reply_encoding")),
         };
