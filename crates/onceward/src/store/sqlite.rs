@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store, StoreError,
@@ -71,6 +71,8 @@ impl SqliteOptions {
 #[derive(Debug)]
 pub struct SqliteStore {
     work: mpsc::Sender<Work>,
+    /// Ends with the writer, after it closed the file.
+    writer: watch::Receiver<()>,
     stats: Arc<Stats>,
 }
 
@@ -97,8 +99,9 @@ impl SqliteStore {
         let connection = open::open(&options).await?;
         let stats = Arc::new(Stats::default());
         let (work, line) = mpsc::channel(LINE_MAX);
-        tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line));
-        Ok(SqliteStore { work, stats })
+        let (alive, writer) = watch::channel(());
+        tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line, alive));
+        Ok(SqliteStore { work, writer, stats })
     }
 
     /// Finishes what stands in line, and closes the file. Later calls fail.
@@ -106,10 +109,10 @@ impl SqliteStore {
     /// # Cancel safety
     /// The store closes all the same.
     pub async fn close(&self) {
-        let (done, closed) = oneshot::channel();
-        if self.work.send(Work::Close(done)).await.is_ok() {
-            let _ = closed.await;
-        }
+        // Somebody else may have said so already. The file is closed when the writer has ended.
+        let _ = self.work.send(Work::Close).await;
+        let mut writer = self.writer.clone();
+        while writer.changed().await.is_ok() {}
     }
 
     /// How many transactions were committed with something to write, and how many writes they held:

@@ -10,7 +10,7 @@ use sqlx::{
     query::Query,
     sqlite::{SqliteArguments, SqliteRow},
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     PendingStep, SqliteOptions, Stats,
@@ -38,7 +38,7 @@ pub(super) enum Work {
     Ping(Sender<()>),
     CheckIdentity(Identity, Sender<IdentityCheck>),
     AcceptIdentity(Identity, Sender<()>),
-    Close(oneshot::Sender<()>),
+    Close,
 }
 
 /// A transaction takes at most this many steps, so that none of them waits for too many others.
@@ -93,9 +93,10 @@ impl Writer {
     }
 
     /// Works until the store is closed or dropped.
-    pub(super) async fn run(mut self, mut line: mpsc::Receiver<Work>) {
+    ///
+    /// Whoever wants to know when the file is closed waits until `alive` is dropped.
+    pub(super) async fn run(mut self, mut line: mpsc::Receiver<Work>, alive: watch::Sender<()>) {
         let mut gathered = Vec::with_capacity(BATCH_MAX);
-        let mut closed = None;
         // No timer: whatever stands in line when we come back goes together.
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
@@ -103,10 +104,7 @@ impl Writer {
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
-                    Work::Close(done) => {
-                        line.close();
-                        closed = Some(done);
-                    }
+                    Work::Close => line.close(),
                     other => others.push(other),
                 }
             }
@@ -120,9 +118,7 @@ impl Writer {
             // at the next start.
             let _ = connection.close().await;
         }
-        if let Some(done) = closed {
-            let _ = done.send(());
-        }
+        drop(alive);
     }
 
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
@@ -333,7 +329,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Close(_) => {
+            Work::Step(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }
