@@ -111,8 +111,7 @@ impl SqliteStore {
     pub async fn close(&self) {
         // Somebody else may have said so already. The file is closed when the writer has ended.
         let _ = self.work.send(Work::Close).await;
-        let mut writer = self.writer.clone();
-        while writer.changed().await.is_ok() {}
+        self.ended().await;
     }
 
     /// How many transactions were committed with something to write, and how many writes they held:
@@ -140,12 +139,25 @@ impl SqliteStore {
         work: impl FnOnce(oneshot::Sender<Result<A, StoreError>>) -> Work + Send + 'static,
     ) -> StoreFuture<'_, A> {
         Box::pin(async move {
-            let (sender, answer) = oneshot::channel();
+            let (sender, mut answer) = oneshot::channel();
             if self.work.send(work(sender)).await.is_err() {
                 return Err(closed(StoreErrorKind::Unavailable));
             }
-            answer.await.unwrap_or_else(|_| Err(closed(StoreErrorKind::Ambiguous)))
+            // Work that came into the line while the writer ended, with its runtime or in a panic,
+            // may stay there: its answer would never come, and its sender would never be dropped.
+            let answered = tokio::select! {
+                biased;
+                answered = &mut answer => answered.ok(),
+                () = self.ended() => answer.try_recv().ok(),
+            };
+            answered.unwrap_or_else(|| Err(closed(StoreErrorKind::Ambiguous)))
         })
+    }
+
+    /// Waits until nobody writes any more and the file is closed.
+    async fn ended(&self) {
+        let mut writer = self.writer.clone();
+        while writer.changed().await.is_ok() {}
     }
 }
 
