@@ -16,7 +16,7 @@ pub(super) const DUE_LEASES: &str = concat!(
     "SELECT ",
     record_columns!(),
     " FROM records WHERE state = 'in_progress' AND lease_until <= ? AND effects <> 'phased' \
-     ORDER BY lease_until LIMIT ?"
+     ORDER BY lease_until LIMIT ? OFFSET ?"
 );
 
 /// Retention that is over, and tombstones whose time is over: one index each.
@@ -26,7 +26,8 @@ pub(super) const DUE_RETENTION: &str = concat!(
     " FROM records WHERE record_id IN (\
      SELECT record_id FROM records \
      WHERE state IN ('completed', 'failed_retryable') AND expires_at <= ? \
-     UNION ALL SELECT record_id FROM records WHERE state = 'expired' AND purge_at <= ? LIMIT ?)"
+     UNION ALL SELECT record_id FROM records WHERE state = 'expired' AND purge_at <= ? \
+     LIMIT ? OFFSET ?)"
 );
 
 pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \

@@ -21,6 +21,7 @@ use super::{
     sql::{AUDIT, DUE_LEASES, DUE_RETENTION, LOAD, PUTS, REMEMBER},
 };
 use crate::{
+    clock::Timestamp,
     machine::{self, Change},
     record::{AuditRecord, Record, RecordId},
     store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
@@ -345,36 +346,38 @@ impl Writer {
 
     async fn sweep(&mut self, limit: u32) -> Outcome<Vec<Swept>> {
         let mut swept = Vec::new();
-        while swept.len() < limit as usize {
-            let page = PAGE_MAX.min(limit - swept.len() as u32);
+        let mut left_alone = 0;
+        loop {
+            let page = PAGE_MAX.min(limit.saturating_sub(swept.len() as u32));
             let now = self.options.clock.now();
-            let due = self.begin_and_list(DUE_LEASES, &[now.as_micros()], page).await?;
+            let due = Page { sql: DUE_LEASES, times: &[now], size: page, skip: left_alone };
+            let (rows, due) = self.begin_and_list(due).await?;
             let steps: Vec<_> = due.iter().map(|record| machine::sweep(record, now)).collect();
             let mut puts = Vec::new();
             let mut audits = Vec::new();
-            let before = swept.len();
             for step in &steps {
-                if let (Change::Put(record), Some(moved)) = (&step.change, &step.answer) {
+                if let (Change::Put(record), Some(_)) = (&step.change, &step.answer) {
                     puts.push(&**record);
                     audits.extend(step.audit.clone());
-                    swept.push(moved.clone());
                 }
             }
             self.write_and_commit(&puts, &[], &audits).await?;
-            if swept.len() == before {
-                break;
+            left_alone += rows - puts.len() as u32;
+            swept.extend(steps.into_iter().filter_map(|step| step.answer));
+            if rows < page || swept.len() as u32 >= limit {
+                return Ok(swept);
             }
         }
-        Ok(swept)
     }
 
     async fn reap(&mut self, limit: u32) -> Outcome<Reaped> {
         let mut reaped = Reaped::default();
+        let mut left_alone = 0;
         loop {
-            let done = reaped.expired + reaped.purged;
-            let page = PAGE_MAX.min(limit - done);
+            let page = PAGE_MAX.min(limit.saturating_sub(reaped.expired + reaped.purged));
             let now = self.options.clock.now();
-            let due = self.begin_and_list(DUE_RETENTION, &[now.as_micros(); 2], page).await?;
+            let due = Page { sql: DUE_RETENTION, times: &[now; 2], size: page, skip: left_alone };
+            let (rows, due) = self.begin_and_list(due).await?;
             let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
             let mut puts = Vec::new();
             let mut removed = Vec::new();
@@ -386,25 +389,24 @@ impl Writer {
                 }
             }
             self.write_and_commit(&puts, &removed, &[]).await?;
+            left_alone += rows - (puts.len() + removed.len()) as u32;
             reaped.expired += puts.len() as u32;
             reaped.purged += removed.len() as u32;
-            if puts.len() + removed.len() == 0 {
+            if rows < page || reaped.expired + reaped.purged >= limit {
                 return Ok(reaped);
             }
         }
     }
 
-    /// Begins a transaction and reads the records that a worker has to look at. A record that
-    /// cannot be read is left alone: requests for it are told that it is damaged.
-    async fn begin_and_list(
-        &mut self,
-        sql: &'static str,
-        binds: &[i64],
-        page: u32,
-    ) -> Outcome<Vec<Record>> {
-        let query = binds.iter().fold(sqlx::query(sql), |query, value| query.bind(*value));
-        let rows = self.begin_and_fetch(query.bind(page)).await?;
-        Ok(rows.iter().filter_map(|row| read_record(row).ok()).collect())
+    /// Begins a transaction and reads the records that a worker has to look at; with the number of
+    /// rows that are due. A record that cannot be read is left alone, and must not stand in the way
+    /// of those behind it: requests for it are told that it is damaged.
+    async fn begin_and_list(&mut self, page: Page<'_>) -> Outcome<(u32, Vec<Record>)> {
+        let query = sqlx::query(page.sql);
+        let query = page.times.iter().fold(query, |query, time| query.bind(time.as_micros()));
+        let rows = self.begin_and_fetch(query.bind(page.size).bind(page.skip)).await?;
+        let records = rows.iter().filter_map(|row| read_record(row).ok()).collect();
+        Ok((rows.len() as u32, records))
     }
 
     async fn ping(&mut self) -> Outcome<()> {
@@ -438,6 +440,15 @@ impl Writer {
         let accept = sqlx::query(accept).bind(identity.as_str().to_owned());
         accept.execute(connection).await.map(|_| ()).map_err(before)
     }
+}
+
+/// Some of the rows that a worker has to look at.
+struct Page<'a> {
+    sql: &'static str,
+    times: &'a [Timestamp],
+    size: u32,
+    /// Rows that were looked at and left alone: they are still due, and still the first.
+    skip: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
