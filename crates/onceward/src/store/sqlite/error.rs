@@ -48,7 +48,8 @@ pub(super) fn is_full(error: &sqlx::Error) -> bool {
 /// Whether the error may be about one element of a batch only, so that the others can do without it.
 pub(super) fn may_be_about_one_element(error: &sqlx::Error) -> bool {
     let primary = extended_code(error).map(|code| code & 0xff);
-    matches!(primary, Some(code::TOO_BIG | code::CONSTRAINT | code::MISMATCH))
+    // Where one large reply does not fit any more, small ones may: so it is with a full disk.
+    matches!(primary, Some(code::TOO_BIG | code::CONSTRAINT | code::MISMATCH | code::FULL))
 }
 
 /// Whether an fsync failed: what the kernel then still holds is not known, and a second fsync may
