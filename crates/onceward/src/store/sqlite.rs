@@ -95,8 +95,8 @@ impl SqliteStore {
     ///
     /// # Cancel safety
     /// A file that was being made is left behind under a temporary name, or complete.
-    pub async fn open(options: SqliteOptions) -> Result<Self, OpenError> {
-        let connection = open::open(&options).await?;
+    pub async fn open(mut options: SqliteOptions) -> Result<Self, OpenError> {
+        let connection = open::open(&mut options).await?;
         let stats = Arc::new(Stats::default());
         let (work, line) = mpsc::channel(LINE_MAX);
         let (alive, writer) = watch::channel(());

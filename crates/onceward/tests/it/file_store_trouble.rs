@@ -88,6 +88,7 @@ async fn a_reply_that_does_not_fit_any_more_does_not_fail_its_neighbours() {
     assert_eq!(record.state, State::InProgress);
 }
 
+#[cfg(unix)]
 #[tokio::test]
 async fn a_file_that_was_removed_or_replaced_is_not_written_to() {
     let directory = directory();
@@ -104,7 +105,11 @@ async fn a_file_that_was_removed_or_replaced_is_not_written_to() {
     assert!(source.contains("removed or replaced"), "{source}");
     assert!(store.ping().await.is_err(), "not ready");
     assert!(!path.exists(), "no silent fresh start");
+    fs::rename(&aside, &path).expect("moved back");
+    let written = store.write(&lease, Write::Complete(reply(b"paid"))).await.expect("answer");
+    assert_eq!(written, Written::Applied, "it is the same file");
     // Somebody else makes a new one in its place.
+    fs::rename(&path, &aside).expect("moved away");
     fs::rename(directory.path().join("store.db-wal"), directory.path().join("aside.db-wal"))
         .expect("moved away");
     fs::remove_file(directory.path().join("store.db-shm")).expect("removed");

@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     io,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     time::Duration,
 };
 
@@ -87,16 +87,40 @@ pub enum OpenError {
     },
 }
 
-pub(super) async fn open(options: &SqliteOptions) -> Result<SqliteConnection, OpenError> {
-    let path = &options.path;
-    if !exists(path)? {
+pub(super) async fn open(options: &mut SqliteOptions) -> Result<SqliteConnection, OpenError> {
+    // Absolute, so that no name means anything else to SQLite (":memory:"), and so that the file
+    // stays the same one when the process goes to another directory.
+    options.path =
+        path::absolute(&options.path).map_err(|source| io_error(&options.path, source))?;
+    if !exists(&options.path)? {
         create(options).await?;
     }
+    reopen(options).await
+}
+
+/// Opens a file that must be there.
+pub(super) async fn reopen(options: &SqliteOptions) -> Result<SqliteConnection, OpenError> {
+    let path = &options.path;
     inspect(path).await?;
     let mut connection = connect(options, path, false).await.map_err(|e| failed(path, e))?;
     migrate(&mut connection, path).await?;
     check(&mut connection, path).await?;
     Ok(connection)
+}
+
+/// Which file it is that has this name now, where the system can tell. `None` if there is none.
+pub(super) fn file_at(path: &Path) -> Option<(u64, u64)> {
+    let metadata = fs::metadata(path).ok()?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt as _;
+        Some((metadata.dev(), metadata.ino()))
+    }
+    #[cfg(not(unix))]
+    {
+        drop(metadata);
+        Some((0, 0))
+    }
 }
 
 fn exists(path: &Path) -> Result<bool, OpenError> {

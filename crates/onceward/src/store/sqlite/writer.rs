@@ -54,6 +54,8 @@ pub(super) struct Writer {
     pub(super) options: SqliteOptions,
     pub(super) stats: Arc<Stats>,
     pub(super) recent: Recent,
+    /// The file that was opened. Another one may come to have its name.
+    file: Option<(u64, u64)>,
     /// An fsync failed: what is on the disk is not known until the file is opened anew.
     poisoned: bool,
 }
@@ -86,6 +88,7 @@ impl Writer {
     ) -> Self {
         Writer {
             connection: Some(connection),
+            file: open::file_at(&options.path),
             options,
             stats,
             recent: Recent::default(),
@@ -242,7 +245,9 @@ impl Writer {
         removed: &[&RecordId],
         audits: &[AuditRecord],
     ) -> Outcome<()> {
-        let connection = self.connection().await?;
+        let Some(connection) = &mut self.connection else {
+            return Err(before(sqlx::Error::WorkerCrashed));
+        };
         let written = async {
             let mut rest = puts;
             for (rows, sql) in PUTS {
@@ -265,7 +270,7 @@ impl Writer {
         if let Err(error) = written.await {
             return Err(self.roll_back(before(error)).await);
         }
-        let committed = sqlx::query("COMMIT").execute(connection).await;
+        let committed = sqlx::query("COMMIT").execute(&mut *connection).await;
         if let Err(error) = committed {
             let failure = Failure { error, moment: Moment::Commit };
             return Err(self.roll_back(failure).await);
@@ -300,8 +305,14 @@ impl Writer {
             let broken = std::io::Error::other("an fsync failed; the process has to be restarted");
             return Err(before(sqlx::Error::Io(broken)));
         }
+        // A file without its name can be written to, and nobody would find again what was
+        // acknowledged; while another process may grant the same keys in a new file.
+        if self.file.is_none() || open::file_at(&self.options.path) != self.file {
+            let moved = std::io::Error::other("the file was removed or replaced since it was opened");
+            return Err(before(sqlx::Error::Io(moved)));
+        }
         if self.connection.is_none() {
-            let opened = open::open(&self.options).await;
+            let opened = open::reopen(&self.options).await;
             let opened =
                 opened.map_err(|error| before(sqlx::Error::Configuration(error.into())))?;
             self.connection = Some(opened);
