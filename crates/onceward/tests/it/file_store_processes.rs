@@ -13,7 +13,7 @@ use std::{
 use onceward::{
     SqliteStore, Store,
     record::State,
-    store::{Reservation, Write, Written},
+    store::{OpenError, Reservation, StoreErrorKind, Write, Written},
 };
 
 use crate::file_store::{ask, directory, granted, open, raw, reply};
@@ -24,8 +24,17 @@ const FILE: &str = "ONCEWARD_TEST_FILE";
 
 /// This test binary once more, as another process with the given role.
 fn start(role: &str, path: &Path) -> Child {
-    let mut command = Command::new(env::current_exe().expect("the path of this test"));
+    start_under(&[], role, path)
+}
+
+/// The same, started by another program.
+fn start_under(program: &[&str], role: &str, path: &Path) -> Child {
+    let this = env::current_exe().expect("the path of this test");
+    let this = this.to_str().expect("text");
+    let mut words = program.iter().chain([&this]);
+    let mut command = Command::new(words.next().expect("a program"));
     command
+        .args(words)
         .args(["--exact", "file_store_processes::a_child_process", "--ignored", "--nocapture"])
         .env(ROLE, role)
         .env(FILE, path)
@@ -63,6 +72,10 @@ fn say(what: &str) {
 #[ignore = "the body of the child processes that other tests start"]
 async fn a_child_process() {
     let (Ok(role), Ok(path)) = (env::var(ROLE), env::var(FILE)) else { return };
+    #[cfg(target_os = "linux")]
+    if role == "small disk" {
+        return small_disk(Path::new(&path)).await;
+    }
     let store = Arc::new(open(Path::new(&path)).await.expect("a store"));
     match role.split_once(' ').unwrap_or((&role, "")) {
         ("touch", _) => {}
@@ -232,4 +245,95 @@ async fn what_was_acknowledged_survives_kill_9_twenty_times() {
         assert_eq!(record.reply, Some(reply(key.as_bytes())), "{key}");
     }
     eprintln!("{} acknowledged in all", acknowledged.len());
+}
+
+/// Mounts a disk of this size on the directory, or makes the one that is there larger or smaller.
+#[cfg(target_os = "linux")]
+fn mount(directory: &Path, kib: u32, again: bool) -> bool {
+    let size = format!("{}size={kib}k", if again { "remount," } else { "" });
+    let mut command = Command::new("mount");
+    command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(directory);
+    command.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+#[cfg(target_os = "linux")]
+async fn small_disk(path: &Path) {
+    let disk = path.parent().expect("a directory");
+    if !mount(disk, 4, false) {
+        return say("not allowed to mount");
+    }
+    let (mut refused, mut opened) = (0, 0);
+    for kib in (4..160).step_by(4) {
+        assert!(mount(disk, kib, true), "{kib}");
+        match open(path).await {
+            Ok(store) => {
+                store.close().await;
+                opened += 1;
+            }
+            Err(error) => {
+                assert!(matches!(error, OpenError::Full(_)), "{kib} KiB: {error:?}");
+                refused += 1;
+            }
+        }
+        assert!(mount(disk, 4096, true));
+        let store = open(path).await.expect("with room again it can be used, or is made anew");
+        store.close().await;
+        std::fs::remove_file(path).expect("removed");
+        assert_eq!(std::fs::read_dir(disk).expect("listed").count(), 0, "no leftovers");
+    }
+    say(&format!("refused {} opened {}", refused > 5, opened > 5));
+    // A disk that fills up under a running store.
+    assert!(mount(disk, 600, true));
+    let store = open(path).await.expect("a store");
+    let noise: Vec<u8> = (0..5000).map(|_| rand::random()).collect();
+    let mut acknowledged = Vec::new();
+    let mut full = 0;
+    for round in 0..40 {
+        let asks: Vec<_> = (0..4).map(|number| ask(&format!("order-{round}-{number}"))).collect();
+        let calls = asks.iter().map(|ask| async {
+            let Reservation::Granted { lease, .. } = store.reserve(ask.clone()).await? else {
+                panic!("not granted");
+            };
+            store.write(&lease, Write::Complete(reply(&noise))).await
+        });
+        let answers = futures_util::future::join_all(calls).await;
+        for (ask, answer) in asks.into_iter().zip(answers) {
+            match answer {
+                Ok(written) => {
+                    assert_eq!(written, Written::Applied);
+                    acknowledged.push(ask);
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+                    full += 1;
+                }
+            }
+        }
+    }
+    say(&format!("full {} acknowledged {}", full > 0, acknowledged.len() > 10));
+    assert!(mount(disk, 4096, true));
+    let _ = granted(&store, &ask("after-the-flood")).await;
+    store.close().await;
+    let store = open(path).await.expect("a store");
+    for ask in &acknowledged {
+        let record = store.load(&ask.id).await.expect("an answer").expect("a record");
+        assert_eq!(record.reply, Some(reply(&noise)));
+    }
+    say("kept");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_disk_that_is_full_is_a_clear_error_and_loses_nothing() {
+    let directory = directory();
+    // A disk of its own, seen by the child only.
+    let program = ["unshare", "--map-root-user", "--mount"];
+    let mut child = start_under(&program, "small disk", &directory.path().join("store.db"));
+    let said: Vec<String> = said_by(&mut child).collect();
+    let status = child.wait().expect("ended");
+    if said.is_empty() && status.code() == Some(1) || said == ["not allowed to mount"] {
+        return eprintln!("no disk of its own can be had here");
+    }
+    assert!(status.success(), "{said:?}");
+    assert_eq!(said, ["refused true opened true", "full true acknowledged true", "kept"]);
 }

@@ -25,6 +25,8 @@ mod code {
     /// Extended: an fsync failed.
     pub(super) const IOERR_FSYNC: u32 = 1034;
     pub(super) const IOERR_DIR_FSYNC: u32 = 1290;
+    /// Extended: the index of the log cannot grow, for want of room.
+    pub(super) const IOERR_SHMSIZE: u32 = 4874;
 }
 
 /// The extended result code, if it was SQLite that failed.
@@ -42,7 +44,8 @@ pub(super) fn is_no_database(error: &sqlx::Error) -> bool {
 }
 
 pub(super) fn is_full(error: &sqlx::Error) -> bool {
-    extended_code(error).map(|code| code & 0xff) == Some(code::FULL)
+    let code = extended_code(error);
+    code.map(|code| code & 0xff) == Some(code::FULL) || code == Some(code::IOERR_SHMSIZE)
 }
 
 /// Whether the error may be about one element of a batch only, so that the others can do without it.

@@ -157,6 +157,8 @@ async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError>
     let path = &options.path;
     let mut connection = connect(options, draft, true).await.map_err(|e| failed(path, e))?;
     migrate(&mut connection, path).await?;
+    // Closing writes the log back too, but does not say when it cannot.
+    execute(&mut connection, "PRAGMA wal_checkpoint(TRUNCATE)").await.map_err(|e| failed(path, e))?;
     connection.close().await.map_err(|e| failed(path, e))?;
     File::open(draft).and_then(|file| file.sync_all()).map_err(|source| io_error(path, source))
 }
