@@ -13,7 +13,7 @@ use std::{
 use onceward::{
     SqliteStore, Store,
     record::State,
-    store::{OpenError, Reservation, StoreErrorKind, Write, Written},
+    store::{Identity, OpenError, Reservation, StoreErrorKind, Write, Written},
 };
 
 use crate::file_store::{ask, directory, granted, open, raw, reply};
@@ -77,7 +77,7 @@ async fn a_child_process() {
         return small_disk(Path::new(&path)).await;
     }
     let store = Arc::new(open(Path::new(&path)).await.expect("a store"));
-    match role.split_once(' ').unwrap_or((&role, "")) {
+    match role.rsplit_once(' ').unwrap_or((&role, "")) {
         ("touch", _) => {}
         ("state", key) => {
             let record = store.load(&ask(key).id).await.expect("an answer");
@@ -85,6 +85,7 @@ async fn a_child_process() {
         }
         ("compete", keys) => compete(&store, keys.parse().expect("a number")).await,
         ("storm", round) => storm(&store, round).await,
+        ("write until a sync fails", what) => write_until_a_sync_fails(&store, what).await,
         other => panic!("no such role: {other:?}"),
     }
     store.close().await;
@@ -336,4 +337,59 @@ fn a_disk_that_is_full_is_a_clear_error_and_loses_nothing() {
     }
     assert!(status.success(), "{said:?}");
     assert_eq!(said, ["refused true opened true", "full true acknowledged true", "kept"]);
+}
+
+/// One fsync of this process fails, and all later ones succeed.
+async fn write_until_a_sync_fails(store: &SqliteStore, what: &str) {
+    let identity = |number| Identity::from_stored(format!("settings-{number}"));
+    let mut acknowledged = 0;
+    let error = loop {
+        let (identity, ask) = (identity(acknowledged), ask(&format!("order-{acknowledged}")));
+        let written = match what {
+            "records" => store.reserve(ask).await.map(drop),
+            "settings" => store.accept_identity(&identity).await,
+            other => panic!("no such thing: {other}"),
+        };
+        match written {
+            Ok(()) if acknowledged < 1000 => acknowledged += 1,
+            Ok(()) => return say("no sync failed"),
+            Err(error) => break error,
+        }
+    };
+    say(&format!("acknowledged {}", acknowledged > 0));
+    // It may be on the disk or not, and nobody can find out by asking again.
+    assert_eq!(error.kind(), StoreErrorKind::Ambiguous, "{error:?}");
+    let later = [
+        store.reserve(ask("later")).await.map(drop),
+        store.load(&ask("order-0").id).await.map(drop),
+        store.ping().await,
+        store.accept_identity(&identity(0)).await,
+    ];
+    for error in later {
+        let error = error.expect_err("nothing is believed any more");
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+        let source = std::error::Error::source(&error).expect("a cause").to_string();
+        assert!(source.contains("restart"), "{source}");
+    }
+    say("poisoned");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn after_a_failed_fsync_the_store_refuses_everything_until_it_is_opened_anew() {
+    for what in ["records", "settings"] {
+        let directory = directory();
+        let path = directory.path().join("store.db");
+        let fault = "inject=fdatasync,fsync:error=EIO:when=30";
+        let program = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", fault];
+        let role = format!("write until a sync fails {what}");
+        if Command::new("strace").args(["-qq", "-o", "/dev/null", "true"]).status().is_err() {
+            return eprintln!("strace is not here");
+        }
+        let mut child = start_under(&program, &role, &path);
+        let said: Vec<String> = said_by(&mut child).collect();
+        assert!(child.wait().expect("ended").success(), "{what}: {said:?}");
+        assert_eq!(said, ["acknowledged true", "poisoned"], "{what}");
+        assert_eq!(run("state later", &path), ["absent"], "{what}");
+    }
 }

@@ -431,13 +431,11 @@ impl Writer {
     }
 
     async fn check_identity(&mut self, identity: &Identity) -> Outcome<IdentityCheck> {
-        let connection = self.connection().await?;
         let remember = "INSERT INTO meta (name, value) VALUES ('identity', ?) \
                         ON CONFLICT (name) DO NOTHING";
-        let remember = sqlx::query(remember).bind(identity.as_str().to_owned());
-        remember.execute(&mut *connection).await.map_err(before)?;
+        self.write_meta(remember, identity.as_str()).await?;
         let known = sqlx::query_scalar("SELECT value FROM meta WHERE name = 'identity'");
-        let known: String = known.fetch_one(connection).await.map_err(before)?;
+        let known: String = known.fetch_one(self.connection().await?).await.map_err(before)?;
         Ok(match known == identity.as_str() {
             true => IdentityCheck::Same,
             false => IdentityCheck::Different,
@@ -445,11 +443,18 @@ impl Writer {
     }
 
     async fn accept_identity(&mut self, identity: &Identity) -> Outcome<()> {
-        let connection = self.connection().await?;
         let accept = "INSERT INTO meta (name, value) VALUES ('identity', ?) \
                       ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-        let accept = sqlx::query(accept).bind(identity.as_str().to_owned());
-        accept.execute(connection).await.map(|_| ()).map_err(before)
+        self.write_meta(accept, identity.as_str()).await
+    }
+
+    /// A statement that commits by itself, so that an error may be one of its commit.
+    async fn write_meta(&mut self, sql: &'static str, value: &str) -> Outcome<()> {
+        let query = sqlx::query(sql).bind(value.to_owned());
+        match query.execute(self.connection().await?).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.roll_back(Failure { error, moment: Moment::Commit }).await),
+        }
     }
 }
 
