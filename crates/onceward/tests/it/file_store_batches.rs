@@ -124,8 +124,8 @@ async fn batches_and_the_short_way_do_what_single_steps_in_memory_do() {
     eprintln!("seed {seed}");
     let directory = directory();
     let clock = ManualClock::default();
-    let options = SqliteOptions::new(directory.path().join("store.db"))
-        .clock(Arc::new(clock.clone()));
+    let options =
+        SqliteOptions::new(directory.path().join("store.db")).clock(Arc::new(clock.clone()));
     // What one of them remembers, the other one makes stale.
     let stores = [
         SqliteStore::open(options.clone()).await.expect("a store"),

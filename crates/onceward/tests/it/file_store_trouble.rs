@@ -12,7 +12,7 @@ use onceward::{
     Effects, SqliteOptions, SqliteStore, Store,
     clock::ManualClock,
     record::{AttemptId, State},
-    store::{Ask, Reservation, StoreErrorKind, Write, Written},
+    store::{Ask, OpenError, Reservation, StoreErrorKind, Write, Written},
 };
 
 use crate::file_store::{ask, directory, granted, open, raw, reply, run_sql};
@@ -233,4 +233,55 @@ async fn a_long_run_writes_its_log_back_and_does_not_let_it_grow() {
     let log = fs::metadata(directory.path().join("store.db-wal")).expect("there").len();
     assert!(file > 10 << 20, "{file} bytes were written back");
     assert!(log < 10 << 20, "{log} bytes of log");
+}
+
+#[tokio::test]
+async fn one_large_batch_does_not_leave_a_large_log_behind() {
+    let directory = directory();
+    let store = open(&directory.path().join("store.db")).await.expect("a store");
+    let log = || fs::metadata(directory.path().join("store.db-wal")).expect("there").len();
+    let body = noise(1 << 20);
+    let keys: Vec<String> = (0..40).map(|number| format!("order-{number}")).collect();
+    let mut leases = Vec::new();
+    for key in &keys {
+        leases.push(granted(&store, &ask(key)).await);
+    }
+    let complete = |lease| store.write(lease, Write::Complete(reply(&body)));
+    for answer in join_all(leases.iter().map(complete)).await {
+        assert_eq!(answer.expect("an answer"), Written::Applied);
+    }
+    assert!(log() > 40 << 20, "they were one batch");
+    let _ = granted(&store, &ask("after")).await;
+    assert!(log() < 20 << 20, "{} bytes of log stay", log());
+}
+
+#[tokio::test]
+async fn a_record_that_its_index_has_lost_is_found_when_the_file_is_opened() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let store = open(&path).await.expect("a store");
+    for number in 100..300 {
+        complete(&store, &format!("order-{number}"), b"paid").await;
+    }
+    store.close().await;
+    // The key stands in its row and in the index of keys. In the index it turns into another one.
+    let mut bytes = fs::read(&path).expect("read");
+    let name = b"acmeorder-177";
+    let places: Vec<usize> =
+        (0..bytes.len() - 300).filter(|at| bytes[*at..].starts_with(name)).collect();
+    let is_row = |at: &usize| bytes[*at..*at + 300].windows(8).any(|part| part == b"/charges");
+    let (rows, entries): (Vec<usize>, Vec<usize>) = places.into_iter().partition(is_row);
+    assert!(!rows.is_empty() && !entries.is_empty(), "{rows:?} {entries:?}");
+    for at in entries {
+        bytes[at + name.len() - 1] = b'x';
+    }
+    fs::write(&path, &bytes).expect("written");
+    match open(&path).await {
+        Err(OpenError::Damaged { what, .. }) => eprintln!("{what}"),
+        Err(other) => panic!("{other}"),
+        Ok(store) => {
+            let again = store.reserve(Ask { attempt: AttemptId::random(), ..ask("order-177") });
+            panic!("opened, and the key is taken for a new one: {:?}", again.await);
+        }
+    }
 }

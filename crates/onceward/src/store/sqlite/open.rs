@@ -24,6 +24,9 @@ const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_rec
 /// How long to wait for another process that writes.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How many bytes of disk the log keeps once it was written back, however large it was: 16 MiB.
+const LOG_KEPT_MAX: &str = "16777216";
+
 /// Larger files are checked when they are used, so that starting does not take minutes.
 const CHECKED_BYTES_MAX: u64 = 1 << 30;
 
@@ -158,7 +161,9 @@ async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError>
     let mut connection = connect(options, draft, true).await.map_err(|e| failed(path, e))?;
     migrate(&mut connection, path).await?;
     // Closing writes the log back too, but does not say when it cannot.
-    execute(&mut connection, "PRAGMA wal_checkpoint(TRUNCATE)").await.map_err(|e| failed(path, e))?;
+    execute(&mut connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+        .await
+        .map_err(|e| failed(path, e))?;
     connection.close().await.map_err(|e| failed(path, e))?;
     File::open(draft).and_then(|file| file.sync_all()).map_err(|source| io_error(path, source))
 }
@@ -215,6 +220,7 @@ async fn connect(
         .create_if_missing(create)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
+        .pragma("journal_size_limit", LOG_KEPT_MAX)
         .busy_timeout(BUSY_TIMEOUT)
         .foreign_keys(true)
         .disable_statement_logging();
@@ -256,7 +262,9 @@ async fn check(connection: &mut SqliteConnection, path: &Path) -> Result<(), Ope
     if size > CHECKED_BYTES_MAX {
         return Ok(());
     }
-    let verdict = sqlx::query("PRAGMA quick_check(1)").fetch_one(connection).await;
+    // Not the quick check, which does not compare rows with their indexes: a key that is lost from
+    // its index would be taken for a new one.
+    let verdict = sqlx::query("PRAGMA integrity_check(1)").fetch_one(connection).await;
     let verdict: String = verdict.and_then(|row| row.try_get(0)).map_err(|e| failed(path, e))?;
     if verdict == "ok" {
         Ok(())

@@ -308,7 +308,8 @@ impl Writer {
         // A file without its name can be written to, and nobody would find again what was
         // acknowledged; while another process may grant the same keys in a new file.
         if self.file.is_none() || open::file_at(&self.options.path) != self.file {
-            let moved = std::io::Error::other("the file was removed or replaced since it was opened");
+            let moved =
+                std::io::Error::other("the file was removed or replaced since it was opened");
             return Err(before(sqlx::Error::Io(moved)));
         }
         if self.connection.is_none() {
