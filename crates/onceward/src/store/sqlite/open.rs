@@ -28,7 +28,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const LOG_KEPT_MAX: &str = "16777216";
 
 /// Larger files are checked when they are used, so that starting does not take minutes.
-const CHECKED_BYTES_MAX: u64 = 1 << 30;
+const CHECKED_BYTES_MAX: u64 = 256 << 20;
 
 /// Why a file cannot be opened as a store. The file is left as it is.
 #[derive(Debug, thiserror::Error)]
