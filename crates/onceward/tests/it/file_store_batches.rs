@@ -305,3 +305,117 @@ async fn many_replays_at_once_write_nothing_and_each_gets_the_whole_reply() {
     let after = std::fs::metadata(directory.path().join("store.db-wal")).expect("there").len();
     assert_eq!(after, log, "replays write nothing");
 }
+
+/// What happened to a record since a store wrote it last.
+#[derive(Clone, Copy, Debug)]
+enum Since {
+    Nothing,
+    Renewed,
+    Completed,
+    MarkedUnknown,
+    GrantedAgain,
+    Swept,
+    Voided,
+    Purged,
+    PurgedAndGrantedAgain,
+}
+
+async fn happen(since: Since, store: &dyn Store, clock: &ManualClock, lease: &Lease, again: &Ask) {
+    let applied = |write| async {
+        assert_eq!(store.write(lease, write).await.expect("an answer"), Written::Applied);
+    };
+    match since {
+        Since::Nothing => {}
+        Since::Renewed => applied(Write::Renew(Duration::from_secs(600))).await,
+        Since::Completed => applied(Write::Complete(reply(b"theirs"))).await,
+        Since::MarkedUnknown => applied(Write::MarkUnknown("test".into())).await,
+        Since::GrantedAgain => {
+            applied(Write::Release("test".into())).await;
+            // At the same time, so that the lease ends when the first one would.
+            let _ = granted(store, again).await;
+        }
+        Since::Swept => {
+            clock.advance(Duration::from_secs(61));
+            assert!(!store.sweep(1000).await.expect("an answer").is_empty());
+        }
+        Since::Voided => {
+            applied(Write::Complete(reply(b"theirs"))).await;
+            let resolve = Resolve {
+                id: lease.id.clone(),
+                generation: lease.generation,
+                fence: lease.fence,
+                resolution: Resolution::Void,
+                reason: "test".into(),
+            };
+            let _ = store.resolve(resolve).await.expect("an answer");
+        }
+        Since::Purged | Since::PurgedAndGrantedAgain => {
+            applied(Write::Complete(reply(b"theirs"))).await;
+            clock.advance(Duration::from_secs(2 * 86_400));
+            assert!(store.reap(1000).await.expect("an answer").purged > 0);
+            if matches!(since, Since::PurgedAndGrantedAgain) {
+                let _ = granted(store, again).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_store_remembers_never_wins_over_what_another_one_did_since() {
+    use Since::*;
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let all = [
+        Nothing,
+        Renewed,
+        Completed,
+        MarkedUnknown,
+        GrantedAgain,
+        Swept,
+        Voided,
+        Purged,
+        PurgedAndGrantedAgain,
+    ];
+    for since in all {
+        for action in 0..6 {
+            let (clock, model_clock) = (ManualClock::default(), ManualClock::default());
+            let model = MemoryStore::with_clock(Arc::new(model_clock.clone()));
+            let options = SqliteOptions::new(&path).clock(Arc::new(clock.clone()));
+            let ours = SqliteStore::open(options.clone()).await.expect("a store");
+            let theirs = SqliteStore::open(options).await.expect("a store");
+            let key = format!("{since:?}-{action}");
+            let (first, again) = (asked_by(&key, 1, 1), asked_by(&key, 2, 1));
+            let mut outcomes = Vec::new();
+            let file: [(&dyn Store, &dyn Store, &ManualClock); 2] =
+                [(&ours, &theirs, &clock), (&model, &model, &model_clock)];
+            for (ours, theirs, clock) in file {
+                let lease = granted(ours, &first).await;
+                happen(since, theirs, clock, &lease, &again).await;
+                let answer = match action {
+                    0 => format!("{:?}", ours.reserve(asked_by(&key, 1, 1)).await),
+                    1 => format!("{:?}", ours.reserve(asked_by(&key, 3, 1)).await),
+                    2 => format!("{:?}", ours.write(&lease, Write::Complete(reply(b"ours"))).await),
+                    3 => {
+                        let renew = Write::Renew(Duration::from_secs(120));
+                        format!("{:?}", ours.write(&lease, renew).await)
+                    }
+                    4 => format!("{:?}", ours.write(&lease, Write::Release("ours".into())).await),
+                    _ => {
+                        let unknown = Write::MarkUnknown("ours".into());
+                        format!("{:?}", ours.write(&lease, unknown).await)
+                    }
+                };
+                let record = theirs.load(&first.id).await.expect("an answer");
+                let audit = theirs.audit(&first.id).await.expect("an answer");
+                let audit: Vec<_> = audit.iter().map(|audit| audit.event).collect();
+                outcomes.push((answer, record, audit));
+            }
+            let [file, model] = <[_; 2]>::try_from(outcomes).expect("two");
+            assert_eq!((&file.0, &file.1), (&model.0, &model.1), "{since:?}, action {action}");
+            // In memory the audit records of a purged record go with it.
+            assert!(file.2.ends_with(&model.2), "{since:?}, action {action}: {:?}", file.2);
+            ours.close().await;
+            theirs.close().await;
+        }
+    }
+}
