@@ -285,3 +285,36 @@ async fn a_record_that_its_index_has_lost_is_found_when_the_file_is_opened() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_reply_that_changed_on_the_disk_is_an_error_and_is_never_replayed() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let store = open(&path).await.expect("a store");
+    let damages = [
+        "UPDATE records SET reply_body = CAST('said' AS BLOB) WHERE key = 'order-0'",
+        "UPDATE records SET reply_status = 200 WHERE key = 'order-1'",
+        "UPDATE records SET reply_schema = 'v9' WHERE key = 'order-2'",
+        "UPDATE records SET reply_headers = CAST(substr(reply_headers, 1, 8) || x'01' AS BLOB) \
+         WHERE key = 'order-3'",
+        "UPDATE records SET reply_headers = CAST(x'00' || substr(reply_headers, 2) AS BLOB) \
+         WHERE key = 'order-4'",
+        "UPDATE records SET reply_headers = NULL WHERE key = 'order-5'",
+        "UPDATE records SET reply_encoding = 'not_stored', reply_length = NULL, reply_body = NULL \
+         WHERE key = 'order-6'",
+    ];
+    let mut sent = reply(b"paid");
+    sent.headers.push((http::header::ETAG, http::HeaderValue::from_static("abc")));
+    for (number, damage) in damages.into_iter().enumerate() {
+        let ask = ask(&format!("order-{number}"));
+        let lease = granted(&store, &ask).await;
+        let written = store.write(&lease, Write::Complete(sent.clone())).await.expect("answer");
+        assert_eq!(written, Written::Applied);
+        let record = store.load(&ask.id).await.expect("an answer").expect("a record");
+        assert_eq!(record.reply.as_ref(), Some(&sent), "whole before it is damaged");
+        run_sql(&path, damage).await;
+        let retry = Ask { attempt: AttemptId::random(), ..ask };
+        let error = store.reserve(retry).await.expect_err(damage);
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{damage}");
+    }
+}

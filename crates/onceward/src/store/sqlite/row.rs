@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
+use sha2::{Digest as _, Sha256};
 use sqlx::{Row as _, Sqlite, query::Query, sqlite::SqliteArguments, sqlite::SqliteRow};
 
 use crate::{
@@ -103,7 +104,7 @@ fn bind_reply<'q>(values: Values<'q>, reply: Option<&Reply>) -> Values<'q> {
     };
     values
         .bind(reply.map(|reply| i64::from(reply.status.as_u16())))
-        .bind(reply.map(|reply| encode_headers(&reply.headers)))
+        .bind(reply.map(|reply| [&digest(reply)[..], &encode_headers(&reply.headers)].concat()))
         .bind(reply.and_then(|reply| reply.schema_version.as_deref()).map(str::to_owned))
         .bind(encoding)
         .bind(length)
@@ -261,13 +262,40 @@ impl<'r> Columns<'r> {
             }
             _ => return Err(BadRow("reply_encoding")),
         };
-        Ok(Some(Reply {
+        let headers = headers.and_then(|headers| headers.split_first_chunk());
+        let (stored, headers) = headers.ok_or(BadRow("reply_headers"))?;
+        let reply = Reply {
             status: status.ok_or(BadRow("reply_status"))?,
-            headers: decode_headers(headers.unwrap_or_default()).ok_or(BadRow("reply_headers"))?,
+            headers: decode_headers(headers).ok_or(BadRow("reply_headers"))?,
             body,
             schema_version: schema_version.map(Into::into),
-        }))
+        };
+        if digest(&reply) != *stored {
+            return Err(BadRow("reply_headers"));
+        }
+        Ok(Some(reply))
     }
+}
+
+/// Stands before the headers of a reply, so that a reply that was damaged on the disk is an error
+/// and never sent. SQLite does not notice when a bit of a row changes.
+fn digest(reply: &Reply) -> [u8; 8] {
+    let mut hash = Sha256::new();
+    hash.update(b"onceward-reply/1");
+    hash.update(reply.status.as_u16().to_be_bytes());
+    let headers = encode_headers(&reply.headers);
+    let schema_version = reply.schema_version.as_deref();
+    let (kept, body) = match &reply.body {
+        ReplyBody::Stored(body) => (true, &body[..]),
+        ReplyBody::NotStored => (false, &[][..]),
+    };
+    hash.update([u8::from(schema_version.is_some()), u8::from(kept)]);
+    for part in [&headers, schema_version.unwrap_or_default().as_bytes(), body] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    let hash = hash.finalize();
+    hash.first_chunk().copied().unwrap_or_default()
 }
 
 fn micros(duration: Duration) -> i64 {
