@@ -89,6 +89,9 @@ struct Stats {
 impl SqliteStore {
     /// Opens the store, and makes its file if it is not there.
     ///
+    /// It works on the runtime that opens it. Other runtimes may call it as long as that one runs;
+    /// when it is shut down the store is closed.
+    ///
     /// # Errors
     /// When the file is damaged, is not a store of ours, was written by a newer version, cannot be
     /// written, or the disk is full. It is then left as it is.

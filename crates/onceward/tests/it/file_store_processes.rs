@@ -13,7 +13,7 @@ use std::{
 use onceward::{
     SqliteStore, Store,
     record::State,
-    store::{Identity, OpenError, Reservation, StoreErrorKind, Write, Written},
+    store::{Identity, OpenError, Reservation, StoreErrorKind, StoreFuture, Write, Written},
 };
 
 use crate::file_store::{ask, directory, granted, open, raw, reply};
@@ -91,6 +91,16 @@ async fn a_child_process() {
     store.close().await;
 }
 
+/// A process that others do not let in says that nothing happened, and asks again.
+async fn patiently<'a, T>(mut call: impl FnMut() -> StoreFuture<'a, T>) -> T {
+    loop {
+        match call().await {
+            Ok(answer) => return answer,
+            Err(error) => assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}"),
+        }
+    }
+}
+
 /// Takes as many of the keys as it can, and completes what it took.
 async fn compete(store: &Arc<SqliteStore>, keys: u32) {
     let me = std::process::id();
@@ -101,13 +111,14 @@ async fn compete(store: &Arc<SqliteStore>, keys: u32) {
         tokio::spawn(async move {
             for number in (worker..keys).step_by(16) {
                 let ask = ask(&format!("order-{number}"));
-                let Reservation::Granted { lease, .. } = store.reserve(ask).await.expect("answer")
-                else {
+                let reserve = || store.reserve(ask.clone());
+                let Reservation::Granted { lease, .. } = patiently(reserve).await else {
                     continue;
                 };
                 say(&format!("granted {number}"));
                 let complete = Write::Complete(reply(format!("by {me}").as_bytes()));
-                assert_eq!(store.write(&lease, complete).await.expect("answer"), Written::Applied);
+                let complete = || store.write(&lease, complete.clone());
+                assert_eq!(patiently(complete).await, Written::Applied);
                 say(&format!("completed {number} by {me}"));
             }
         })

@@ -32,18 +32,22 @@ async fn while_another_process_holds_the_lock_calls_fail_in_time_and_do_nothing(
     let directory = directory();
     let path = directory.path().join("store.db");
     let store = open(&path).await.expect("a store");
-    let other = open(&path).await.expect("a store");
     let lease = granted(&store, &ask("order-1")).await;
     let mut holder = raw(&path).await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut holder).await.expect("the lock");
     let begun = Instant::now();
-    // One alone, and others together.
+    // One alone, then those that came while it waited, together.
     let alone = store.write(&lease, Write::Complete(reply(b"paid")));
-    let together = (2..30).map(|number| other.reserve(ask(&format!("order-{number}"))));
-    let (alone, together) = tokio::join!(alone, join_all(together));
+    let together = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        join_all((2..30).map(|number| store.reserve(ask(&format!("order-{number}"))))).await
+    };
+    let (alone, together) = tokio::join!(alone, together);
     let took = begun.elapsed();
-    assert!(took > Duration::from_secs(4), "they waited for their turn: {took:?}");
-    assert!(took < Duration::from_secs(9), "and not for ever: {took:?}");
+    assert!(took > Duration::from_secs(3), "they waited for their turn: {took:?}");
+    // An engine gives its callers an answer within five seconds. What it does not know by then is
+    // ambiguous, and this is not.
+    assert!(took < Duration::from_secs(5), "and not for too long: {took:?}");
     let errors = together.into_iter().map(|answer| answer.map(drop)).chain([alone.map(drop)]);
     for error in errors {
         let error = error.expect_err("locked out");
