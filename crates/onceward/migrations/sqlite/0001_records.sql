@@ -38,6 +38,7 @@ CREATE TABLE records (
     reply_encoding  TEXT CHECK (reply_encoding IN ('identity', 'zstd', 'not_stored')),
     reply_length    INTEGER,
     reply_body      BLOB,
+    reply_digest    BLOB CHECK (length(reply_digest) = 8),
     UNIQUE (scope, key),
     -- A tombstone keeps the status of its reply and nothing else of it.
     CHECK (state = 'expired' OR (state = 'completed') = (reply_status IS NOT NULL)),
@@ -70,5 +71,6 @@ CREATE TABLE audit_records (
     reply_encoding TEXT,
     reply_length   INTEGER,
     reply_body     BLOB,
+    reply_digest   BLOB,
     UNIQUE (scope, key, generation, event, attempt, fence)
 ) STRICT;

@@ -37,12 +37,12 @@ macro_rules! rest_columns {
         "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
          expires_at, retention, purge_at, last_error, reconcile_after, void, reply_status, \
-         reply_headers, reply_schema, reply_encoding, reply_length, reply_body"
+         reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest"
     };
 }
 pub(super) use rest_columns;
 
-pub(super) const RECORD_COLUMN_COUNT: usize = 30;
+pub(super) const RECORD_COLUMN_COUNT: usize = 31;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     bind_rest(bind_id(values, &record.id), record)
@@ -104,11 +104,12 @@ fn bind_reply<'q>(values: Values<'q>, reply: Option<&Reply>) -> Values<'q> {
     };
     values
         .bind(reply.map(|reply| i64::from(reply.status.as_u16())))
-        .bind(reply.map(|reply| [&digest(reply)[..], &encode_headers(&reply.headers)].concat()))
+        .bind(reply.map(|reply| encode_headers(&reply.headers)))
         .bind(reply.and_then(|reply| reply.schema_version.as_deref()).map(str::to_owned))
         .bind(encoding)
         .bind(length)
         .bind(body)
+        .bind(reply.map(|reply| digest(reply).to_vec()))
 }
 
 /// Bodies below this are not worth the time.
@@ -249,6 +250,7 @@ impl<'r> Columns<'r> {
         let encoding: Option<&str> = self.get("reply_encoding")?;
         let length: Option<i64> = self.get("reply_length")?;
         let body: Option<&[u8]> = self.get("reply_body")?;
+        let stored_digest: Option<&[u8]> = self.get("reply_digest")?;
         let Some(status) = status else { return Ok(None) };
         let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
         let length = length.and_then(|length| usize::try_from(length).ok());
@@ -262,23 +264,21 @@ impl<'r> Columns<'r> {
             }
             _ => return Err(BadRow("reply_encoding")),
         };
-        let headers = headers.and_then(|headers| headers.split_first_chunk());
-        let (stored, headers) = headers.ok_or(BadRow("reply_headers"))?;
         let reply = Reply {
             status: status.ok_or(BadRow("reply_status"))?,
-            headers: decode_headers(headers).ok_or(BadRow("reply_headers"))?,
+            headers: decode_headers(headers.unwrap_or_default()).ok_or(BadRow("reply_headers"))?,
             body,
             schema_version: schema_version.map(Into::into),
         };
-        if digest(&reply) != *stored {
-            return Err(BadRow("reply_headers"));
+        if stored_digest != Some(&digest(&reply)) {
+            return Err(BadRow("reply_digest"));
         }
         Ok(Some(reply))
     }
 }
 
-/// Stands before the headers of a reply, so that a reply that was damaged on the disk is an error
-/// and never sent. SQLite does not notice when a bit of a row changes.
+/// Is stored beside a reply, so that one that was damaged on the disk is an error and never sent.
+/// SQLite does not notice when a bit of a row changes.
 fn digest(reply: &Reply) -> [u8; 8] {
     let mut hash = Sha256::new();
     hash.update(b"onceward-reply/1");

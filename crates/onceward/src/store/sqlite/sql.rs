@@ -31,17 +31,19 @@ pub(super) const DUE_RETENTION: &str = concat!(
 );
 
 pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
-    reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body \
+    reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \
     FROM audit_records WHERE scope = ? AND key = ? ORDER BY audit_id";
 
 /// The same thing told twice is one audit record.
-pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, attempt, \
-    fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, reply_length, \
-    reply_body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, \
+    attempt, fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, \
+    reply_length, reply_body, reply_digest) \
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
 
 macro_rules! row {
     () => {
-        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
+         ?)"
     };
 }
 
@@ -65,7 +67,8 @@ macro_rules! put {
              reconcile_after = excluded.reconcile_after, void = excluded.void, \
              reply_status = excluded.reply_status, reply_headers = excluded.reply_headers, \
              reply_schema = excluded.reply_schema, reply_encoding = excluded.reply_encoding, \
-             reply_length = excluded.reply_length, reply_body = excluded.reply_body"
+             reply_length = excluded.reply_length, reply_body = excluded.reply_body, \
+             reply_digest = excluded.reply_digest"
         )
     };
 }
@@ -83,7 +86,7 @@ pub(super) const INSERT_IF_ABSENT: &str = concat!(
 pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
     "UPDATE records SET (",
     rest_columns!(),
-    ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
+    ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
      WHERE scope = ? AND key = ? \
      AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ?"
 );
