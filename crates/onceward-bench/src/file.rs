@@ -1,7 +1,7 @@
 //! The embedded store against what it is made of: the same two writes by hand, one commit each.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -43,7 +43,8 @@ pub(crate) async fn run(rounds: u32, seconds: f64) -> anyhow::Result<()> {
     ];
     for round in 0..rounds {
         let file = |name: &str| directory.path().join(format!("{name}-{round}.db"));
-        let by_hand = by_hand(&file("hand"), time).await?;
+        // In a task, as the requests of a server are.
+        let by_hand = tokio::spawn(by_hand(file("hand"), time)).await??;
         table[0].add(by_hand, 1.0);
         for (row, concurrency) in [(1, 1), (2, 8), (3, 64), (4, 256)] {
             let (figures, shared) =
@@ -61,37 +62,68 @@ struct Figures {
     latency_us: f64,
 }
 
-/// The same rows in the same table, written by hand: one statement and one commit for each write,
-/// on a connection that nobody shares.
-async fn by_hand(path: &Path, time: Duration) -> anyhow::Result<Figures> {
-    SqliteStore::open(SqliteOptions::new(path)).await?.close().await;
+const INSERT: &str = "INSERT INTO records (scope, key, recipe, fingerprint, generation, state, \
+    attempt, fence, attempts, effects, route, method, path, created_at, started_at, lease_until, \
+    max_execution, finished_at, expires_at, retention, purge_at, last_error, reconcile_after, \
+    void, reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, \
+    reply_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
+    ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING";
+
+const UPDATE: &str = "UPDATE records SET (recipe, fingerprint, generation, state, attempt, fence, \
+    attempts, effects, route, method, path, created_at, started_at, lease_until, max_execution, \
+    finished_at, expires_at, retention, purge_at, last_error, reconcile_after, void, \
+    reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, \
+    reply_digest) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
+    ?, ?, ?, ?) WHERE scope = ? AND key = ? AND generation = ? AND state = ? AND fence = ? \
+    AND attempt = ? AND lease_until = ?";
+
+type ByHand = sqlx::query::Query<'static, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>;
+
+/// All columns of a record but its address.
+fn bind_by_hand(
+    query: ByHand,
+    state: &'static str,
+    attempt: &[u8],
+    now: i64,
+    reply: Option<(Vec<u8>, Vec<u8>, Vec<u8>)>,
+) -> ByHand {
+    let query = query.bind(1_i64).bind(vec![7_u8; 32]).bind(1_i64).bind(state);
+    let query = query.bind(attempt.to_vec()).bind(now).bind(1_i64).bind("undeclared");
+    let query = query.bind("default").bind("POST").bind("/charges").bind(now).bind(now).bind(now);
+    let query = query.bind(300_000_000_i64).bind(None::<i64>).bind(now).bind(86_400_000_000_i64);
+    let query = query.bind(now + 1).bind(None::<String>).bind(None::<i64>).bind(0_i64);
+    let status = reply.as_ref().map(|_| 201_i64);
+    let length = reply.as_ref().map(|(body, ..)| body.len() as i64);
+    let encoding = reply.as_ref().map(|_| "identity");
+    let (body, headers, digest) = reply.map_or((None, None, None), |(body, headers, digest)| {
+        (Some(body), Some(headers), Some(digest))
+    });
+    let query = query.bind(status).bind(headers).bind(None::<String>).bind(encoding);
+    query.bind(length).bind(body).bind(digest)
+}
+
+/// The same rows in the same table by the same two statements, without a store around them: one
+/// commit for each write, on a connection that nobody shares.
+async fn by_hand(path: PathBuf, time: Duration) -> anyhow::Result<Figures> {
+    SqliteStore::open(SqliteOptions::new(&path)).await?.close().await;
     let mut connection: SqliteConnection = SqliteConnectOptions::new()
-        .filename(path)
+        .filename(&path)
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .disable_statement_logging()
         .connect()
         .await?;
-    let insert = "INSERT INTO records (scope, key, recipe, fingerprint, generation, state, \
-        attempt, fence, attempts, effects, route, method, path, created_at, started_at, \
-        lease_until, max_execution, expires_at, retention, purge_at, void) \
-        VALUES ('acme', ?, 1, ?, 1, 'in_progress', ?, ?, 1, 'undeclared', 'default', 'POST', \
-        '/charges', ?, ?, ?, 300000000, ?, 86400000000, ?, 0) ON CONFLICT DO NOTHING";
-    let update = "UPDATE records SET state = 'completed', finished_at = ?, expires_at = ?, \
-        reply_status = 201, reply_headers = ?, reply_encoding = 'identity', reply_length = 200, \
-        reply_body = ? WHERE scope = 'acme' AND key = ? AND attempt = ? AND fence = ? \
-        AND state = 'in_progress'";
     let begun = Instant::now();
     let mut done = 0_i64;
     while begun.elapsed() < time {
         let (key, attempt, now) = (key(), rand::random::<[u8; 16]>().to_vec(), 1_000_000 + done);
-        let reserve = sqlx::query(insert).bind(key.clone()).bind(vec![7_u8; 32]);
-        let reserve = reserve.bind(attempt.clone()).bind(now);
-        let reserve = reserve.bind(now).bind(now).bind(now).bind(now).bind(now + 1);
+        let reserve = sqlx::query(INSERT).bind("acme").bind(key.clone());
+        let reserve = bind_by_hand(reserve, "in_progress", &attempt, now, None);
         reserve.execute(&mut connection).await?;
-        let complete = sqlx::query(update).bind(now).bind(now + 1).bind(vec![1_u8; 40]);
-        let complete = complete.bind(vec![b'x'; 200]).bind(key).bind(attempt).bind(now);
-        complete.execute(&mut connection).await?;
+        let body = Some((vec![b'x'; 200], vec![1_u8; 40], vec![2_u8; 8]));
+        let complete = bind_by_hand(sqlx::query(UPDATE), "completed", &attempt, now, body);
+        let complete = complete.bind("acme").bind(key).bind(1_i64).bind("in_progress").bind(now);
+        complete.bind(attempt).bind(now).execute(&mut connection).await?;
         done += 1;
     }
     Ok(Figures::of(done.unsigned_abs(), 1, begun.elapsed()))

@@ -5,7 +5,8 @@
 //! rules are those of [`crate::machine`].
 //!
 //! Limits: time is the process's own; a network file system is not safe; what the disk acknowledged
-//! and then lost is lost. Two processes may share one file: they take turns.
+//! and then lost is lost. Two processes may share one file safely; SQLite is not fair between them,
+//! so that under load one of them may be told to try again.
 
 use std::{
     path::PathBuf,

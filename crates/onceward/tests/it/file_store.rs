@@ -417,6 +417,20 @@ async fn the_settings_of_the_file_are_durable() {
     assert!(numbers >= vec![3, 51, 3], "SQLite {} can lose commits at a WAL reset", version.0);
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn a_new_file_is_for_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let store = open(&path).await.expect("a store");
+    let _ = granted(&store, &ask("order-1")).await;
+    for file in ["store.db", "store.db-wal"] {
+        let mode = fs::metadata(directory.path().join(file)).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
+}
+
 #[tokio::test]
 async fn memory_forgets_what_a_file_keeps() {
     // The twin of the first test: a store that does not promise durability does not have it.

@@ -170,6 +170,7 @@ async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError>
         .await
         .map_err(|e| failed(path, e))?;
     connection.close().await.map_err(|e| failed(path, e))?;
+    for_its_owner_only(draft).map_err(|source| io_error(path, source))?;
     File::open(draft).and_then(|file| file.sync_all()).map_err(|source| io_error(path, source))
 }
 
@@ -303,6 +304,18 @@ fn failed(path: &Path, source: sqlx::Error) -> OpenError {
         _ if error::is_damage(&source) => OpenError::Damaged { path, what: source.to_string() },
         _ => OpenError::Sqlite { path, source },
     }
+}
+
+/// Replies are nobody else's business. SQLite gives the log the same permissions.
+fn for_its_owner_only(file: &Path) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(file, fs::Permissions::from_mode(0o600))?;
+    }
+    #[cfg(not(unix))]
+    let _ = file;
+    Ok(())
 }
 
 fn io_error(path: &Path, source: io::Error) -> OpenError {
