@@ -64,11 +64,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The audit records of one scope and key, oldest first.
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>>;
 
-    /// Moves at most `limit` records on whose lease ran out, and tells which.
+    /// Moves at most `limit` records on whose lease ran out, and tells which. May do fewer, so that
+    /// requests do not wait: nothing is left when it tells of none.
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>>;
 
     /// Drops the bodies of at most `limit` records past retention and purges tombstones past
-    /// theirs. Never touches a record that is not terminal.
+    /// theirs. Never touches a record that is not terminal. May do fewer, as `sweep` may.
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped>;
 
     /// Whether the store answers: for readiness, and for the breaker's probe.

@@ -5,6 +5,7 @@ use crate::{
     fingerprint::Fingerprint,
     key::Key,
     record::{AttemptId, RecordId},
+    reply::ReplyBody,
     scope::Scope,
 };
 

@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod alone;
+mod due;
 mod error;
 mod open;
 mod row;

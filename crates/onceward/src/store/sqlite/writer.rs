@@ -18,11 +18,10 @@ use super::{
     error::{self, Moment, STORE, store_error},
     open,
     row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
-    sql::{AUDIT, DUE_LEASES, DUE_RETENTION, LOAD, PUTS, REMEMBER},
+    sql::{AUDIT, LOAD, PUTS, REMEMBER},
 };
 use crate::{
-    clock::Timestamp,
-    machine::{self, Change},
+    machine::Change,
     record::{AuditRecord, Record, RecordId},
     store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
 };
@@ -44,9 +43,6 @@ pub(super) enum Work {
 
 /// A transaction takes at most this many steps, so that none of them waits for too many others.
 const BATCH_MAX: usize = 256;
-
-/// The sweeper and the reaper go through this many records at a time.
-const PAGE_MAX: u32 = 256;
 
 pub(super) struct Writer {
     /// Gone after it broke; made anew at the next work.
@@ -227,7 +223,7 @@ impl Writer {
         Ok(found)
     }
 
-    async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
+    pub(super) async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
         let connection = self.connection().await?;
         let fetched = async {
             sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
@@ -239,7 +235,7 @@ impl Writer {
         }
     }
 
-    async fn write_and_commit(
+    pub(super) async fn write_and_commit(
         &mut self,
         puts: &[&Record],
         removed: &[&RecordId],
@@ -356,71 +352,6 @@ impl Writer {
         rows.iter().map(|row| read_audit(row).map_err(decode)).collect()
     }
 
-    async fn sweep(&mut self, limit: u32) -> Outcome<Vec<Swept>> {
-        let mut swept = Vec::new();
-        let mut left_alone = 0;
-        loop {
-            let page = PAGE_MAX.min(limit.saturating_sub(swept.len() as u32));
-            let now = self.options.clock.now();
-            let due = Page { sql: DUE_LEASES, times: &[now], size: page, skip: left_alone };
-            let (rows, due) = self.begin_and_list(due).await?;
-            let steps: Vec<_> = due.iter().map(|record| machine::sweep(record, now)).collect();
-            let mut puts = Vec::new();
-            let mut audits = Vec::new();
-            for step in &steps {
-                if let (Change::Put(record), Some(_)) = (&step.change, &step.answer) {
-                    puts.push(&**record);
-                    audits.extend(step.audit.clone());
-                }
-            }
-            self.write_and_commit(&puts, &[], &audits).await?;
-            left_alone += rows - puts.len() as u32;
-            swept.extend(steps.into_iter().filter_map(|step| step.answer));
-            if rows < page || swept.len() as u32 >= limit {
-                return Ok(swept);
-            }
-        }
-    }
-
-    async fn reap(&mut self, limit: u32) -> Outcome<Reaped> {
-        let mut reaped = Reaped::default();
-        let mut left_alone = 0;
-        loop {
-            let page = PAGE_MAX.min(limit.saturating_sub(reaped.expired + reaped.purged));
-            let now = self.options.clock.now();
-            let due = Page { sql: DUE_RETENTION, times: &[now; 2], size: page, skip: left_alone };
-            let (rows, due) = self.begin_and_list(due).await?;
-            let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
-            let mut puts = Vec::new();
-            let mut removed = Vec::new();
-            for (id, change) in &changes {
-                match change {
-                    Change::Keep => {}
-                    Change::Put(record) => puts.push(&**record),
-                    Change::Remove => removed.push(*id),
-                }
-            }
-            self.write_and_commit(&puts, &removed, &[]).await?;
-            left_alone += rows - (puts.len() + removed.len()) as u32;
-            reaped.expired += puts.len() as u32;
-            reaped.purged += removed.len() as u32;
-            if rows < page || reaped.expired + reaped.purged >= limit {
-                return Ok(reaped);
-            }
-        }
-    }
-
-    /// Begins a transaction and reads the records that a worker has to look at; with the number of
-    /// rows that are due. A record that cannot be read is left alone, and must not stand in the way
-    /// of those behind it: requests for it are told that it is damaged.
-    async fn begin_and_list(&mut self, page: Page<'_>) -> Outcome<(u32, Vec<Record>)> {
-        let query = sqlx::query(page.sql);
-        let query = page.times.iter().fold(query, |query, time| query.bind(time.as_micros()));
-        let rows = self.begin_and_fetch(query.bind(page.size).bind(page.skip)).await?;
-        let records = rows.iter().filter_map(|row| read_record(row).ok()).collect();
-        Ok((rows.len() as u32, records))
-    }
-
     async fn ping(&mut self) -> Outcome<()> {
         let connection = self.connection().await?;
         // A transaction that takes the write lock: to answer reads only is not to be well.
@@ -457,15 +388,6 @@ impl Writer {
             Err(error) => Err(self.roll_back(Failure { error, moment: Moment::Commit }).await),
         }
     }
-}
-
-/// Some of the rows that a worker has to look at.
-struct Page<'a> {
-    sql: &'static str,
-    times: &'a [Timestamp],
-    size: u32,
-    /// Rows that were looked at and left alone: they are still due, and still the first.
-    skip: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

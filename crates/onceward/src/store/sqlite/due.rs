@@ -1,0 +1,95 @@
+//! What workers ask for: leases that ran out, retention that is over. One page for each call, so that
+//! requests do not wait behind a worker.
+
+use super::{
+    row::read_record,
+    sql::{DUE_LEASES, DUE_RETENTION},
+    writer::{Outcome, Writer},
+};
+use crate::{
+    clock::Timestamp,
+    machine::{self, Change},
+    record::Record,
+    store::{Reaped, Swept},
+};
+
+/// How many records are moved on in one call.
+const PAGE_MAX: u32 = 256;
+
+/// Some of the rows that a worker has to look at.
+struct Page<'a> {
+    sql: &'static str,
+    times: &'a [Timestamp],
+    size: u32,
+    /// Rows that were looked at and left alone: they are still due, and still the first.
+    skip: u32,
+}
+
+impl Writer {
+    pub(super) async fn sweep(&mut self, limit: u32) -> Outcome<Vec<Swept>> {
+        let limit = limit.min(PAGE_MAX);
+        let mut swept = Vec::new();
+        let mut left_alone = 0;
+        loop {
+            let page = limit.saturating_sub(swept.len() as u32);
+            let now = self.options.clock.now();
+            let due = Page { sql: DUE_LEASES, times: &[now], size: page, skip: left_alone };
+            let (rows, due) = self.begin_and_list(due).await?;
+            let steps: Vec<_> = due.iter().map(|record| machine::sweep(record, now)).collect();
+            let mut puts = Vec::new();
+            let mut audits = Vec::new();
+            for step in &steps {
+                if let (Change::Put(record), Some(_)) = (&step.change, &step.answer) {
+                    puts.push(&**record);
+                    audits.extend(step.audit.clone());
+                }
+            }
+            self.write_and_commit(&puts, &[], &audits).await?;
+            left_alone += rows - puts.len() as u32;
+            swept.extend(steps.into_iter().filter_map(|step| step.answer));
+            if rows < page || swept.len() as u32 >= limit {
+                return Ok(swept);
+            }
+        }
+    }
+
+    pub(super) async fn reap(&mut self, limit: u32) -> Outcome<Reaped> {
+        let limit = limit.min(PAGE_MAX);
+        let mut reaped = Reaped::default();
+        let mut left_alone = 0;
+        loop {
+            let page = limit.saturating_sub(reaped.expired + reaped.purged);
+            let now = self.options.clock.now();
+            let due = Page { sql: DUE_RETENTION, times: &[now; 2], size: page, skip: left_alone };
+            let (rows, due) = self.begin_and_list(due).await?;
+            let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
+            let mut puts = Vec::new();
+            let mut removed = Vec::new();
+            for (id, change) in &changes {
+                match change {
+                    Change::Keep => {}
+                    Change::Put(record) => puts.push(&**record),
+                    Change::Remove => removed.push(*id),
+                }
+            }
+            self.write_and_commit(&puts, &removed, &[]).await?;
+            left_alone += rows - (puts.len() + removed.len()) as u32;
+            reaped.expired += puts.len() as u32;
+            reaped.purged += removed.len() as u32;
+            if rows < page || reaped.expired + reaped.purged >= limit {
+                return Ok(reaped);
+            }
+        }
+    }
+
+    /// Begins a transaction and reads the records that a worker has to look at; with the number of
+    /// rows that are due. A record that cannot be read is left alone, and must not stand in the way
+    /// of those behind it: requests for it are told that it is damaged.
+    async fn begin_and_list(&mut self, page: Page<'_>) -> Outcome<(u32, Vec<Record>)> {
+        let query = sqlx::query(page.sql);
+        let query = page.times.iter().fold(query, |query, time| query.bind(time.as_micros()));
+        let rows = self.begin_and_fetch(query.bind(page.size).bind(page.skip)).await?;
+        let records = rows.iter().filter_map(|row| read_record(row).ok()).collect();
+        Ok((rows.len() as u32, records))
+    }
+}
