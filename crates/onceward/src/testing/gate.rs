@@ -89,6 +89,9 @@ impl Gate {
     ///
     /// # Panics
     /// When another call arrives.
+    ///
+    /// # Cancel safety
+    /// No arrival is lost.
     pub async fn expect(&self, call: StoreCall, point: Point) -> Paused {
         let paused = self.next().await;
         assert_eq!((paused.call, paused.point), (call, point), "another call came to the gate");

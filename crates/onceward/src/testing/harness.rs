@@ -78,6 +78,10 @@ type Factory = Arc<dyn Fn(ManualClock) -> Pin<Box<dyn Future<Output = Fresh>>>>;
 /// The methods named after those of [`Store`] ask the store and the model the same thing and
 /// compare: the answer, and the record with its audit records afterwards. A case adds what it is
 /// about. They panic when the store fails or differs.
+///
+/// # Cancel safety
+/// A call that is dropped may have happened on the store and not on the model: the case is then
+/// worth nothing. To drop calls to a store, drop those of the store itself.
 #[expect(missing_debug_implementations, reason = "nobody prints a harness")]
 pub struct Harness {
     /// The store, to be called without the model.

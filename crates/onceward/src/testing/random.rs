@@ -99,6 +99,9 @@ impl std::error::Error for Disagreement {}
 ///
 /// # Errors
 /// With the shortest run found in which store and model differ.
+///
+/// # Cancel safety
+/// May be dropped; nothing was proven then.
 pub async fn run(
     on: &Harness,
     seed: Seed,

@@ -1,4 +1,7 @@
 //! The cases of the store suite. Each is a sentence about stores; its function shows that it holds.
+//!
+//! # Cancel safety
+//! A case that is dropped before its end has shown nothing.
 
 pub mod reserving;
 pub mod writing;
