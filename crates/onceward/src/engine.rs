@@ -343,7 +343,7 @@ impl<R: Send + 'static> Call<'_, R> {
         let write = Write::Complete(reply);
         let retention = self.admitted.policy.retention;
         match self.engine.persist(lease, &write, self.admitted).await {
-            Some(Written::Superseded(record)) => self.superseded(record).await,
+            Some(Written::Superseded(record)) => self.superseded(lease, record).await,
             Some(Written::AlreadyMine(Some(stored))) if !write.is_completion_with(&stored) => {
                 // The handler completed it by itself: those bytes are the reply.
                 if stored.body == ReplyBody::NotStored {
@@ -382,10 +382,10 @@ impl<R: Send + 'static> Call<'_, R> {
                 // Taken for lost before anything was sent, which we know better.
                 match (self.engine.give_back(&record).await, answer) {
                     (true, Err(rejection)) => self.reject(rejection),
-                    _ => self.superseded(Some(record)).await,
+                    _ => self.superseded(lease, Some(record)).await,
                 }
             }
-            Some(Written::Superseded(record)) => self.superseded(record).await,
+            Some(Written::Superseded(record)) => self.superseded(lease, record).await,
             Some(_) => match answer {
                 Ok(mut answer) => {
                     reply::describe(answer.headers_mut(), "not_executed", None, lease.generation);
@@ -405,7 +405,7 @@ impl<R: Send + 'static> Call<'_, R> {
         let write = Write::MarkUnknown(why.into());
         let written = self.engine.persist(lease, &write, self.admitted).await;
         if let Some(Written::Superseded(record)) = written {
-            return self.superseded(record).await;
+            return self.superseded(lease, record).await;
         }
         observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
         self.reject_unknown(status, why);
@@ -424,10 +424,12 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// Our attempt lost its right while it worked. Its result was kept as evidence; the record says
     /// what the client is to be told.
-    async fn superseded(&mut self, record: Option<Box<Record>>) {
+    async fn superseded(&mut self, lease: &Lease, record: Option<Box<Record>>) {
         warn!("an attempt was superseded; its result is kept as evidence");
         observe::fenced_write(&self.admitted.policy.name);
-        let decision = record.map(|record| self.engine.decide_on(record));
+        // A later generation may belong to another request: what it says is not for this client.
+        let same_use = record.filter(|record| record.generation == lease.generation);
+        let decision = same_use.map(|record| self.engine.decide_on(record));
         match decision {
             Some(Decision::Replay { reply, expires_at, generation }) => {
                 self.send(reply.replay(expires_at, generation));

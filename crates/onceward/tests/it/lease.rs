@@ -15,7 +15,7 @@ use onceward::{
 };
 use tokio::sync::Notify;
 
-use crate::service::{FOR_EVER, Faults, Run, Service, TestClock, charge, pass, says};
+use crate::service::{FOR_EVER, Faults, Run, Service, TestClock, charge, keyed, pass, says};
 
 const KEY: &str = "order-0000000000000001";
 const LEASE: Duration = Duration::from_secs(60);
@@ -200,6 +200,35 @@ async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_re
     assert_eq!(evidence.len(), 1);
     let kept = evidence[0].reply.as_ref().expect("the result is kept");
     assert_eq!(kept.body_bytes().as_ref(), b"charged 1");
+}
+
+/// The key expired and was used for another request while an attempt of the first was at work.
+#[tokio::test(start_paused = true)]
+async fn a_superseded_client_never_gets_the_reply_of_a_later_use_of_its_key() {
+    let policy = Policy::required().effects(Effects::None).expect("allowed");
+    let policy = policy.expired_runs_again(true).max_execution(seconds(3600)).expect("allowed");
+    let faults = Faults::default();
+    faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
+    let service = Service::on(
+        |memory| faults.on(memory),
+        policy,
+        |run| async move {
+            if run.number == 1 {
+                pass(LEASE * 2).await;
+            }
+            charged(run).await
+        },
+    );
+    let first = service.spawn_charge(KEY);
+    pass(LEASE + seconds(1)).await;
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    service.clock.advance(seconds(25 * 3600));
+    let other = keyed(KEY).body(axum::body::Body::from("{\"amount\":2}")).expect("a request");
+    let other = service.send(other).await;
+    assert_eq!((other.says(), other.text()), (says(200, "executed"), "charged 3"));
+    let first = first.await.expect("answered");
+    assert_eq!(first.says(), says(409, "outcome_unknown"), "{}", first.text());
+    assert!(!first.text().contains("charged"), "{}", first.text());
 }
 
 #[tokio::test(start_paused = true)]
