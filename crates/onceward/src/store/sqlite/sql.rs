@@ -47,14 +47,14 @@ macro_rules! row {
     };
 }
 
-/// Writes records whole, the given rows at a time. Everything but the address may change.
+/// Writes records whole, as many rows as are given. Everything but the address may change.
 macro_rules! put {
-    ($($row:expr),+) => {
+    ($rows:expr) => {
         concat!(
             "INSERT INTO records (",
             record_columns!(),
             ") VALUES ",
-            $($row,)+
+            $rows,
             " ON CONFLICT (scope, key) DO UPDATE SET recipe = excluded.recipe, \
              fingerprint = excluded.fingerprint, generation = excluded.generation, \
              state = excluded.state, attempt = excluded.attempt, fence = excluded.fence, \
@@ -91,44 +91,13 @@ pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
      AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ?"
 );
 
+/// The values of four rows.
+macro_rules! four {
+    ($row:expr) => {
+        concat!($row, ", ", $row, ", ", $row, ", ", $row)
+    };
+}
+
 /// Larger statements first, so that a batch takes few trips to SQLite's thread.
-pub(super) const PUTS: [(usize, &str); 3] = [
-    (
-        16,
-        put!(
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!(),
-            ",",
-            row!()
-        ),
-    ),
-    (4, put!(row!(), ",", row!(), ",", row!(), ",", row!())),
-    (1, put!(row!())),
-];
+pub(super) const PUTS: [(usize, &str); 3] =
+    [(16, put!(four!(four!(row!())))), (4, put!(four!(row!()))), (1, put!(row!()))];
