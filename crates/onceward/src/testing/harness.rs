@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::Model;
+use super::{Model, random};
 use crate::{
     clock::{Clock as _, ManualClock, Timestamp},
     record::{AuditRecord, Lease, Record, RecordId},
@@ -17,7 +17,8 @@ use crate::{
     },
 };
 
-/// No case waits for time to pass, so that one which takes this long hangs.
+/// No case waits for time to pass, so that one which takes this long hangs; for each hundred of the
+/// sequences that random runs are asked for.
 const CASE_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// An empty store that nobody else uses, as a factory makes it for each case.
@@ -109,7 +110,9 @@ where
     let runtime = runtime.worker_threads(4).enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let case = async { case(Harness::start(factory).await).await };
-        tokio::time::timeout(CASE_TIME_MAX, case).await.expect("the case hangs");
+        let hundreds = u32::try_from(random::sequences() / 100).unwrap_or(u32::MAX).max(1);
+        let patience = CASE_TIME_MAX.saturating_mul(hundreds);
+        tokio::time::timeout(patience, case).await.expect("the case hangs");
     });
 }
 
