@@ -172,13 +172,11 @@ async fn a_slow_reserve_leaves_less_time_until_the_first_renewal() {
     assert_eq!(first.await.expect("answered").says(), says(200, "executed"));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_record_says() {
-    // Work without effects may run again once its lease is over: the only way to be superseded.
-    let policy = Policy::required().effects(Effects::None).expect("allowed");
+/// A service whose first run takes two leases while no renewal succeeds.
+fn first_outlives_its_lease(policy: Policy) -> Service {
     let faults = Faults::default();
     faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
-    let service = Service::on(
+    Service::on(
         |memory| faults.on(memory),
         policy,
         |run| async move {
@@ -187,7 +185,14 @@ async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_re
             }
             charged(run).await
         },
-    );
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_record_says() {
+    // Work without effects may run again once its lease is over: the only way to be superseded.
+    let policy = Policy::required().effects(Effects::None).expect("allowed");
+    let service = first_outlives_its_lease(policy);
     let first = service.spawn_charge(KEY);
     pass(LEASE + seconds(1)).await;
     let second = service.charge(KEY).await;
@@ -207,18 +212,7 @@ async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_re
 async fn a_superseded_client_never_gets_the_reply_of_a_later_use_of_its_key() {
     let policy = Policy::required().effects(Effects::None).expect("allowed");
     let policy = policy.expired_runs_again(true).max_execution(seconds(3600)).expect("allowed");
-    let faults = Faults::default();
-    faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
-    let service = Service::on(
-        |memory| faults.on(memory),
-        policy,
-        |run| async move {
-            if run.number == 1 {
-                pass(LEASE * 2).await;
-            }
-            charged(run).await
-        },
-    );
+    let service = first_outlives_its_lease(policy);
     let first = service.spawn_charge(KEY);
     pass(LEASE + seconds(1)).await;
     assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
