@@ -107,6 +107,25 @@ async fn a_reserve_that_is_not_answered_in_time_is_503_and_runs_nothing_and_a_re
     }
 }
 
+/// The sweeper came while the answer to a reserve was lost: nothing was dispatched under it, which
+/// only the attempt itself knows.
+#[tokio::test(start_paused = true)]
+async fn an_unanswered_reserve_that_was_swept_meanwhile_is_given_back() {
+    let faults = Faults::default();
+    let service = service(&faults);
+    faults.fail(StoreCall::Reserve, Fault::LostAfter, FOR_EVER);
+    assert_eq!(service.charge(KEY).await.says(), says(503, "store_unavailable"));
+    service.clock.advance(Duration::from_secs(3600));
+    let swept = onceward::Store::sweep(&*service.memory, 10).await.expect("memory answers");
+    assert_eq!(swept.len(), 1);
+    assert_eq!(state(&service).await, Some(State::Unknown));
+    faults.heal();
+    pass(A_WHILE).await;
+    assert_eq!(state(&service).await, Some(State::FailedRetryable));
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!(service.runs(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reserve_whose_record_cannot_be_read_is_503_at_once_and_never_taken_for_a_new_key() {
     let faults = Faults::default();
