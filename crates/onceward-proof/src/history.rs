@@ -40,6 +40,7 @@ pub struct Subject {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "most events of a simulated world are moves")]
 pub enum What {
     /// The rules of this world.
     World {

@@ -1,0 +1,164 @@
+//! I2, I5, I8, I9 and R7: what clients get.
+
+use super::*;
+
+fn executed(answer: Answer) -> Tale {
+    Tale::new().asked(1).ran(1).answered(1, answer)
+}
+
+fn replayed(answer: Answer) -> Tale {
+    executed(reply(1, "executed")).asked(2).answered(2, answer)
+}
+
+fn with(mut answer: Answer, name: &str, value: &str) -> Answer {
+    answer.headers.push((name.into(), value.into()));
+    answer
+}
+
+fn without(mut answer: Answer, name: &str) -> Answer {
+    answer.headers.retain(|(known, _)| known != name);
+    answer
+}
+
+#[test]
+fn a_reply_is_what_upstream_answered() {
+    executed(reply(1, "executed")).passes();
+    executed(Answer { status: 200, ..reply(1, "executed") }).violates("I2");
+    executed(Answer { body: "answer".into(), ..reply(1, "executed") }).violates("I2");
+    executed(without(reply(1, "executed"), "etag")).violates("I2");
+    executed(with(reply(1, "executed"), "link", "<c>")).violates("I2");
+    executed(with(reply(1, "executed"), "x-not-kept", "1")).passes();
+}
+
+#[test]
+fn a_replay_is_the_reply() {
+    replayed(reply(1, "replayed")).passes();
+    replayed(Answer { status: 200, ..reply(1, "replayed") }).violates("I2");
+    replayed(without(reply(1, "replayed"), "link")).violates("I2");
+    let mut turned = reply(1, "replayed");
+    turned.headers.swap(1, 2);
+    replayed(turned).violates("I2");
+}
+
+#[test]
+fn all_replies_of_a_key_are_from_one_call() {
+    let tale = |second| {
+        let tale = Tale::new().asked(1).asked(2).ran(1).called(2).replied(2, 404);
+        let other = Answer { status: 404, ..reply(2, "replayed") };
+        let answer = if second == 2 { other } else { reply(1, "replayed") };
+        tale.answered(1, reply(1, "executed")).answered(2, answer)
+    };
+    assert_eq!(tale(2).wrongs()[0], "I2");
+    tale(1).passes();
+}
+
+#[test]
+fn a_replay_says_so_and_a_first_reply_does_not() {
+    replayed(without(reply(1, "replayed"), "idempotent-replayed")).violates("I2");
+    executed(with(reply(1, "executed"), "idempotent-replayed", "true")).violates("I2");
+}
+
+#[test]
+fn what_belongs_to_one_caller_is_not_replayed() {
+    for name in ["set-cookie", "www-authenticate"] {
+        replayed(with(reply(1, "replayed"), name, "x")).violates("I2");
+        executed(with(reply(1, "executed"), name, "x")).passes();
+    }
+}
+
+#[test]
+fn a_reply_says_of_which_generation_it_is() {
+    let tale = |answer| {
+        let tale = Tale::new().asked(1).granted(5).called_under(1, 5, 9).acted(1).replied(1, 201);
+        tale.completed(5).answered(1, answer)
+    };
+    tale(with(reply(1, "executed"), "idempotency-generation", "2")).violates("I2");
+    tale(reply(1, "executed")).passes();
+}
+
+#[test]
+fn what_a_reconciler_found_is_a_reply_too() {
+    let tale = |resolution: Cause| {
+        let (unknown, done) = (stand("unknown", 5), stand("completed", 5));
+        let mut tale = Tale::new().asked(1).asked(2).granted(5).called_under(1, 5, 9).acted(1);
+        tale = tale.broke_off(1).moved(
+            Some(stand("in_progress", 5)),
+            Some(unknown.clone()),
+            write("mark_unknown", 5),
+        );
+        let found = Answer { body: "found".into(), ..reply(1, "replayed") };
+        tale.moved(Some(unknown), Some(done), resolution).answered(1, found)
+    };
+    let same = Answer { body: "found".into(), ..reply(1, "replayed") };
+    let other = Answer { body: "found otherwise".into(), ..reply(1, "replayed") };
+    tale(resolve("complete", None)).answered(2, same).passes();
+    tale(resolve("complete", None)).answered(2, other).violates("I2");
+    tale(write("complete", 5)).violates("I2");
+}
+
+#[test]
+fn what_is_passed_on_is_upstreams_or_ours() {
+    let tale = |answer| Tale::new().asked(1).called(1).replied(1, 503).answered(1, answer);
+    tale(Answer { status: 503, ..reply(1, "not_executed") }).passes();
+    tale(Answer { status: 503, ..reply(9, "not_executed") }).violates("I2");
+    tale(refusal(502, "not_executed")).passes();
+}
+
+#[test]
+fn nothing_of_one_tenant_reaches_another() {
+    let tale = |answer| Tale::new().asked(1).asked_by(2, "zeta", "pay", PAY).answered(2, answer);
+    tale(refusal(409, "conflict")).passes();
+    tale(Answer { body: "for acme".into(), ..refusal(409, "conflict") }).violates("I5");
+    tale(with(refusal(409, "conflict"), "location", "/acme/1")).violates("I5");
+    tale(with(refusal(409, "conflict"), "location", "/zeta/1")).passes();
+}
+
+#[test]
+fn no_reply_is_from_the_call_of_another_key() {
+    let tale = |request| {
+        let tale = Tale::new().asked(1).asked_by(2, "zeta", "pay", PAY).ran(1);
+        tale.answered(request, reply(1, "executed"))
+    };
+    tale(2).violates("I5");
+    tale(1).passes();
+}
+
+#[test]
+fn who_is_to_come_back_is_told_when() {
+    let told = |status, outcome| Tale::new().asked(1).answered(1, refusal(status, outcome));
+    let not_told = |status, outcome| {
+        Tale::new().asked(1).answered(1, without(refusal(status, outcome), "retry-after"))
+    };
+    for (status, outcome) in [(409, "conflict"), (409, "unknown"), (503, "unavailable")] {
+        told(status, outcome).passes();
+        not_told(status, outcome).violates("I8");
+    }
+    not_told(410, "expired").passes();
+    // What upstream says is its own business.
+    let conflict = Answer { status: 409, ..reply(1, "executed") };
+    Tale::new().asked(1).called(1).replied(1, 409).answered(1, conflict).passes();
+}
+
+#[test]
+fn a_reply_is_for_what_was_asked() {
+    let tale = |request| {
+        let tale = Tale::new().asked(1).asked_by(2, "acme", "pay", OTHER).ran(1);
+        tale.answered(request, reply(1, "executed"))
+    };
+    tale(2).violates("I9");
+    tale(1).passes();
+}
+
+#[test]
+fn a_mismatch_needs_something_to_differ_from() {
+    Tale::new().asked(1).asked(2).answered(2, refusal(422, "mismatch")).violates("I9");
+    let tale = Tale::new().asked(1).asked_by(2, "acme", "pay", OTHER);
+    tale.answered(2, refusal(422, "mismatch")).passes();
+}
+
+#[test]
+fn no_reply_before_the_record_is_completed() {
+    let begun = || Tale::new().asked(1).granted(5).called_under(1, 5, 9).acted(1).replied(1, 201);
+    begun().answered(1, reply(1, "executed")).violates("R7");
+    begun().completed(5).answered(1, reply(1, "executed")).passes();
+}
