@@ -97,7 +97,7 @@ pub(super) fn is_final(answer: &Answer) -> bool {
 
 /// One request of a client, and what came of it.
 pub(super) async fn ask(world: &Arc<World>, wish: &Wish, node: u32) -> Option<Answer> {
-    let (fault, kind) = world.pick(&ClientFault::ALL);
+    let (fault, kind) = world.pick(&ClientFault::ALL, 1);
     if fault != ClientFault::None {
         world.fault(kind, wish.subject.key.clone());
     }

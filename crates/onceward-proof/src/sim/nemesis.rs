@@ -80,7 +80,7 @@ async fn restart(world: &World, kind: &'static str) {
     world.fault(kind, "");
     lock(&world.records).is_down = true;
     if !world.options.durable {
-        let lost = world.lose_commits(Duration::from_millis(u64::from(world.number(5)) * 20));
+        let lost = world.lose_commits(world.delay());
         if lost > 0 {
             world.fault(STORE_LOSES, format!("{lost} commits"));
         }

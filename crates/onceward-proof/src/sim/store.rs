@@ -60,7 +60,7 @@ impl NodeStore {
         step: impl Fn(&World) -> T + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         let world = &self.world;
-        let (fault, kind) = world.pick(&StoreFault::ALL);
+        let (fault, kind) = world.pick(&StoreFault::ALL, 1);
         if fault != StoreFault::None {
             world.fault(kind, format!("node {} at {name}", self.node));
         }

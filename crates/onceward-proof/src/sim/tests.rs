@@ -6,7 +6,7 @@ fn quick() {
     let mut faults: BTreeMap<&str, u64> = BTreeMap::new();
     let mut arrows: BTreeMap<String, u64> = BTreeMap::new();
     let (mut events, mut excused) = (0, 0);
-    for seed in 0..2000 {
+    for seed in 0..20000 {
         let run = run_seed(seed, None);
         if let Some(v) = &run.violation {
             println!("seed {seed}: {} {:?} {}", v.invariant, v.subject, v.what);
@@ -38,5 +38,22 @@ fn bugs_found() {
             Some((seed, v)) => println!("{:32} seed {seed:5} {} {}", bug.name(), v.invariant, v.what),
             None => println!("{:32} NOT FOUND", bug.name()),
         }
+    }
+}
+
+#[test]
+fn dump() {
+    let seed: u64 = std::env::var("S").unwrap().parse().unwrap();
+    let run = run_seed(seed, None);
+    let v = run.violation.unwrap();
+    println!("{v:?}");
+    let s = v.subject.unwrap();
+    let mut reqs = BTreeSet::new();
+    for e in &run.history {
+        let j = serde_json::to_string(&e.what).unwrap();
+        let mine = match &e.what { What::Asked{subject, request, ..} if *subject==s => { reqs.insert(*request); true }
+          What::Answered{request,..} | What::GaveUp{request} => reqs.contains(request),
+          What::Moved{subject,..} | What::Called{subject,..} => *subject == s, What::Asked{..} => false, _ => true };
+        if mine { println!("{:>12} {}", e.at, j.replace("\"tenant\":\"tenant-aardvark\",\"key\":\"key-","").chars().take(330).collect::<String>()); }
     }
 }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode, response::Parts};
 use onceward::{
     Operation,
+    clock::Timestamp,
     engine::{Captured, Execution, Handler},
     record::RecordId,
     reply::{Reply, ReplyBody},
@@ -31,7 +32,8 @@ pub(super) struct Ledger {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) id: RecordId,
-    pub(super) generation: u32,
+    /// When this use of the key began. Generations are counted anew once a tombstone is purged.
+    pub(super) use_began: Option<Timestamp>,
     pub(super) acted: bool,
     /// Nothing more will come of it.
     pub(super) is_over: bool,
@@ -112,7 +114,7 @@ impl Handler for Call {
     type Rest = Bytes;
 
     async fn run(self, operation: Operation) -> Execution<Bytes> {
-        let (fault, kind) = self.world.pick(&UpstreamFault::ALL);
+        let (fault, kind) = self.world.pick(&UpstreamFault::ALL, 4);
         if fault != UpstreamFault::None {
             self.world.fault(kind, format!("node {} for {}", self.node, self.subject.key));
         }
@@ -155,6 +157,8 @@ impl Call {
         let rerunnable = rules.get(self.route as usize).map(|rules| &rules.rerunnable);
         let disowned = conduct.executed == Some("no")
             || rerunnable.is_some_and(|statuses| statuses.contains(&conduct.status));
+        let id = operation.id().clone();
+        let use_began = lock(&world.records).records.get(&id).map(|record| record.created_at);
         let call = {
             let mut ledger = lock(&world.ledger);
             let call = ledger.calls.len() as CallNo + 1;
@@ -163,8 +167,8 @@ impl Call {
                 answer.body.push_str(" and more than is stored");
             }
             ledger.calls.push(Entry {
-                id: operation.id().clone(),
-                generation: operation.generation(),
+                id,
+                use_began,
                 acted: false,
                 is_over: false,
                 answer,
@@ -193,12 +197,10 @@ impl Call {
                 UpstreamFault::PauseAfter => world.pause(&gate, PAST_EVERY_LEASE),
                 _ => {}
             }
-            if let Some(back) = conduct.back {
-                sleep(back).await;
-            }
             let answer = world.answer_of(call);
             world.over(call, answer.clone());
-            if let (Some(answer), true) = (answer, conduct.back.is_some()) {
+            if let (Some(answer), Some(back)) = (answer, conduct.back) {
+                sleep(back).await;
                 let _ = sender.send(answer);
             }
         });

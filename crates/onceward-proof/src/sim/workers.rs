@@ -77,7 +77,8 @@ fn probe(world: &World, record: &Record, probes: &mut Probes) -> Option<Resoluti
     let (acted, in_flight) = {
         let ledger = lock(&world.ledger);
         let calls = ledger.calls.iter();
-        let calls = calls.filter(|call| call.id == record.id && call.generation == record.generation);
+        let began = Some(record.created_at);
+        let calls = calls.filter(|call| call.id == record.id && call.use_began == began);
         let acted = calls.clone().find(|call| call.acted && !call.disowned);
         (acted.map(|call| call.answer.clone()), calls.clone().any(|call| !call.is_over))
     };

@@ -221,12 +221,18 @@ impl World {
         lock(&self.choices).number(of)
     }
 
-    /// Which of these faults happens: the first, once the world is calm.
-    pub(super) fn pick<T: Copy>(&self, faults: &[(T, &'static str)]) -> (T, &'static str) {
+    /// Which of these faults happens: the first, once the world is calm. `often` says how much
+    /// more often than usual it is another one.
+    pub(super) fn pick<T: Copy>(
+        &self,
+        faults: &[(T, &'static str)],
+        often: u32,
+    ) -> (T, &'static str) {
         let count = u32::try_from(faults.len()).unwrap_or(1);
+        let in_10_000 = self.options.faults.saturating_mul(often).min(10_000);
         let chosen = match self.is_calm() {
             true => 0,
-            false => lock(&self.choices).fault(count, self.options.faults),
+            false => lock(&self.choices).fault(count, in_10_000),
         };
         *faults.get(chosen as usize).unwrap_or_else(|| unreachable!("chosen below the count"))
     }
