@@ -178,11 +178,12 @@ impl Tale {
         assert!(found.is_empty(), "{found:#?}");
     }
 
-    /// Wrong in this and nothing else.
+    /// Wrong in this and nothing else, but for the order of steps that it spoils.
     #[track_caller]
     fn violates(self, invariant: &str) {
         let found = judge(&self.0);
-        let names: Vec<_> = found.iter().map(|violation| violation.invariant).collect();
+        let names = found.iter().map(|violation| violation.invariant);
+        let names: Vec<_> = names.filter(|name| *name != "LIN").collect();
         assert_eq!(names, [invariant], "{found:#?}");
     }
 }
