@@ -1,17 +1,17 @@
 //! The command `onceward-proof`.
 
 use std::{
-    io::{BufReader, IsTerminal as _},
-    path::PathBuf,
+    fs::File,
+    io::{BufReader, BufWriter},
+    path::{Path, PathBuf},
     process::ExitCode,
-    time::Instant,
 };
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use onceward_proof::{
     check, gate, history,
-    sim::{self, bugs::Bug, explore, shrink},
+    sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
 };
 
 /// Simulates and tortures Onceward, and judges what it recorded.
@@ -41,23 +41,7 @@ enum What {
         deviations: u32,
     },
     /// One simulated world.
-    Sim {
-        /// The seed it is drawn from.
-        #[arg(long, conflicts_with = "choices")]
-        seed: Option<u64>,
-        /// The choices it is made of, as a failing run prints them.
-        #[arg(long, value_delimiter = ',')]
-        choices: Vec<u32>,
-        /// A deliberate bug; see `bugs`.
-        #[arg(long)]
-        bug: Option<String>,
-        /// Looks for a shorter run that fails in the same way.
-        #[arg(long)]
-        shrink: bool,
-        /// Writes the history to a file.
-        #[arg(long)]
-        keep: Option<PathBuf>,
-    },
+    Sim(Sim),
     /// The deliberate bugs, and the seeds that find them.
     Bugs {
         /// How many seeds each of them may need.
@@ -71,12 +55,81 @@ enum What {
     },
 }
 
+#[derive(clap::Args)]
+struct Sim {
+    /// The seed it is drawn from.
+    #[arg(long, conflicts_with = "choices")]
+    seed: Option<u64>,
+    /// The choices it is made of, as a failing run prints them.
+    #[arg(long, value_delimiter = ',')]
+    choices: Vec<u32>,
+    /// A small world instead of one that is drawn from the choices.
+    #[arg(long, conflicts_with = "seed")]
+    world: Option<String>,
+    /// A deliberate bug; see `bugs`.
+    #[arg(long)]
+    bug: Option<String>,
+    /// Looks for a shorter run that fails in the same way.
+    #[arg(long, conflicts_with = "world")]
+    shrink: bool,
+    /// Writes the history to a file.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
 fn main() -> anyhow::Result<ExitCode> {
     let passed = match Arguments::parse().what {
         What::Gate { seeds, from, deviations } => gate::run(from..from + seeds, deviations),
-        What::Sim { seed, choices, bug, shrink, keep } => simulate(seed, choices, bug, shrink, keep)?,
+        What::Sim(sim) => simulate(sim)?,
         What::Bugs { seeds } => gate::bugs(seeds),
         What::Check { file } => judge(&file)?,
     };
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn simulate(asked: Sim) -> anyhow::Result<bool> {
+    let bug = asked.bug.map(|name| {
+        Bug::from_name(&name).with_context(|| format!("no bug is named `{name}`: see `bugs`"))
+    });
+    let bug = bug.transpose()?;
+    let mut run = match (asked.seed, asked.world) {
+        (Some(seed), _) => sim::run_seed(seed, bug),
+        (None, None) => sim::run_list(asked.choices, bug),
+        (None, Some(world)) => {
+            let worlds = explore::small_worlds();
+            let options = worlds.get(&*world).with_context(|| {
+                let names: Vec<_> = worlds.keys().copied().collect();
+                format!("no small world is named `{world}`: there are {}", names.join(", "))
+            })?;
+            sim::run(options.clone(), Choices::from_list(asked.choices), bug)
+        }
+    };
+    if asked.shrink && run.violation.is_some() {
+        let (list, shorter) = shrink::shrink(gate::list(&run.choices), bug);
+        println!("shorter: --choices {}", gate::joined(&list));
+        run = shorter;
+    }
+    if let Some(file) = asked.keep {
+        let to = File::create(&file).with_context(|| format!("creating {}", file.display()))?;
+        history::write(&run.history, BufWriter::new(to))?;
+    }
+    print!("{}", gate::story(&run));
+    summary(&run);
+    Ok(run.violation.is_none())
+}
+
+fn summary(run: &Run) {
+    let (events, seconds) = (run.history.len(), run.simulated().as_secs_f64());
+    println!("{events} events in {seconds:.1} simulated seconds, trace {:016x}", run.trace);
+}
+
+fn judge(file: &Path) -> anyhow::Result<bool> {
+    let from = File::open(file).with_context(|| format!("opening {}", file.display()))?;
+    let history = history::read(BufReader::new(from)).context("reading the history")?;
+    let violations = check::judge(&history);
+    for violation in &violations {
+        println!("{violation}");
+    }
+    println!("{} events, {} violations", history.len(), violations.len());
+    Ok(violations.is_empty())
 }
