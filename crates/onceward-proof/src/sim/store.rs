@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 use onceward::{
     clock::Timestamp,
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, State},
     store::{
         Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolution, Resolve, Resolved,
         Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
@@ -25,7 +25,10 @@ use super::{
     node::Gate,
     world::{World, lock},
 };
-use crate::history::{Cause, What};
+use crate::{
+    check::Violation,
+    history::{Cause, What},
+};
 
 /// What the store holds.
 #[derive(Debug, Default)]
@@ -227,6 +230,46 @@ impl World {
     pub(super) fn write(&self, lease: &Lease, write: Write) -> Written {
         let cause = self.cause_of_write(lease, &write);
         self.step(&lease.id, cause, |found, now| machine::write(found, lease, write, now))
+    }
+
+    /// I6: what the store says it granted is there.
+    pub(super) fn check_granted(&self, answer: &Reservation) {
+        let Reservation::Granted { lease, .. } = answer else { return };
+        self.check_there(lease, "was granted", |record, now| record.lease_is_live(now));
+    }
+
+    /// I6: what the store says it wrote is there.
+    pub(super) fn check_applied(&self, lease: &Lease, write: &Write, answer: &Written) {
+        if *answer != Written::Applied {
+            return;
+        }
+        let what = format!("was acknowledged: {}", word(write));
+        self.check_there(lease, &what, |record, now| match write {
+            Write::Renew(by) => record.lease_until >= now.plus(*by),
+            Write::Complete(reply) => record.reply.as_ref() == Some(reply),
+            Write::Release(_) => record.state == State::FailedRetryable,
+            Write::MarkUnknown(_) => record.state == State::Unknown,
+        });
+    }
+
+    fn check_there(
+        &self,
+        lease: &Lease,
+        what: &str,
+        is_there: impl FnOnce(&Record, Timestamp) -> bool,
+    ) {
+        let now = self.store_now();
+        let found = lock(&self.records).records.get(&lease.id).cloned();
+        let mine = |record: &Record| record.attempt == lease.attempt && record.fence == lease.fence;
+        if found.is_some_and(|record| mine(&record) && is_there(&record, now)) {
+            return;
+        }
+        let attempt = self.attempt_name(lease.attempt);
+        self.violate(Violation {
+            invariant: "I6",
+            subject: Some(self.subject(&lease.id)),
+            what: format!("{what} to {attempt}, and is not in the store"),
+        });
     }
 
     pub(super) fn cause_of_write(&self, lease: &Lease, write: &Write) -> Cause {

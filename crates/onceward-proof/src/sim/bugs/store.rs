@@ -36,7 +36,12 @@ pub(in super::super) async fn reserve(
         Some(Bug::NewAttemptOnRepeat) => Ask { attempt: AttemptId::random(), ..ask.clone() },
         _ => ask.clone(),
     };
-    let answer = store.call("reserve", move |world| world.reserve_with(&sent, skew)).await;
+    let answer = store.call("reserve", move |world| {
+        let answer = world.reserve_with(&sent, skew);
+        world.check_granted(&answer);
+        answer
+    });
+    let answer = answer.await;
     match (store.world.bug, answer) {
         (Some(Bug::FailsOpen), Err(_)) if ask.mode == Mode::Execute => {
             let until = store.world.store_now();
@@ -206,8 +211,12 @@ pub(in super::super) async fn write(
     }
     let sent = copy(&lease);
     let completes = matches!(write, Write::Complete(_));
-    let answer =
-        store.call("write", move |world| world.write_with(&sent, write.clone())).await;
+    let answer = store.call("write", move |world| {
+        let answer = world.write_with(&sent, write.clone());
+        world.check_applied(&sent, &write, &answer);
+        answer
+    });
+    let answer = answer.await;
     let is_open = matches!(&answer, Err(error) if error.kind() == StoreErrorKind::Ambiguous);
     match world.bug {
         Some(Bug::CommitErrorIgnored) if completes && is_open => Ok(Written::Applied),
