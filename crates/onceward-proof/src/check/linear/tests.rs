@@ -5,6 +5,9 @@ use crate::history::{
     Answer, CallNo, Cause, Event, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
 };
 
+mod brute;
+mod random;
+
 const PAY: &str = "pay 10";
 const OTHER: &str = "pay 99";
 
