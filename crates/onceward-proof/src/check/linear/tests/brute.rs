@@ -208,7 +208,7 @@ impl<'a> Brute<'a> {
             let passed_on = self.requests[place].outcome == "not_executed";
             let begun = matches!(world.record,
                 Record::Working(by, _) | Record::Unsure(by, _) if by == place);
-            !begun && !(passed_on && self.loose())
+            !(begun || passed_on && self.loose())
         });
         (!unexplained && !too_early).then(|| World { next: at + 1, ..world.clone() })
     }
