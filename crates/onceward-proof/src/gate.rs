@@ -18,6 +18,7 @@ use crate::{
         shrink,
         totals::Totals,
     },
+    timeline,
 };
 
 /// Explores the small worlds and the seeds, hunts the deliberate bugs, and says whether all is well.
@@ -111,7 +112,7 @@ pub fn story(run: &Run) -> String {
     let Some(violation) = &run.violation else { return story };
     let _ = writeln!(story, "{violation}");
     if let Violation { subject: Some(subject), .. } = violation {
-        let _ = writeln!(story, "{subject:?}");
+        let _ = writeln!(story, "{}", timeline::render(&run.history, subject));
     }
     story
 }

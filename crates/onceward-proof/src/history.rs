@@ -226,6 +226,8 @@ pub struct Stand {
     pub lease_until: i64,
     /// When its retention ends, by the store's clock, in microseconds. Counts in terminal states.
     pub expires_at: i64,
+    /// When its tombstone goes too, by the store's clock, in microseconds.
+    pub purge_at: i64,
     /// Its declared effects.
     pub effects: String,
     /// A digest of the stored reply: status, headers and body.
@@ -268,6 +270,10 @@ pub enum Cause {
         resolution: String,
         /// What a release rests on: `authoritative`, or `two_probes`.
         proof: Option<String>,
+        /// The fence of the record that was looked at.
+        fence: i64,
+        /// The store's clock, in microseconds.
+        now: i64,
     },
     /// The store lost commits that it had acknowledged: only where that is its declared class.
     Lost,

@@ -83,6 +83,9 @@ impl Answered<'_> {
         match self.known.call_with(&self.answer.body) {
             Some((number, call, upstream)) => {
                 self.check_source(number, call)?;
+                if self.rules().is_some_and(|rules| may_rerun(upstream, rules)) {
+                    return self.wrong("I2", "was stored, though the same request may run again");
+                }
                 self.check_completed(self.story.use_of(call.place).map(|used| used.completed))?;
                 if !self.story.lost {
                     self.check_same_call(number, call)?;

@@ -104,5 +104,5 @@ fn void(world: &World, kind: &'static str) {
         resolution: Resolution::Void,
         reason: "an operator".into(),
     };
-    let _ = world.resolve(resolve);
+    let _ = world.resolve(resolve, record.fence);
 }

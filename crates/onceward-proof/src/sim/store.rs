@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 use onceward::{
     clock::Timestamp,
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId, State},
+    record::{AuditRecord, Fence, Lease, Record, RecordId, State},
     store::{
         Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolution, Resolve, Resolved,
         Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
@@ -280,7 +280,8 @@ impl World {
         }
     }
 
-    pub(super) fn resolve(&self, resolve: Resolve) -> Resolved {
+    /// `looked_at` is the fence of the record that whoever resolves it has seen.
+    pub(super) fn resolve(&self, resolve: Resolve, looked_at: Fence) -> Resolved {
         let (resolution, proof) = match &resolve.resolution {
             Resolution::Complete(_) => ("complete", None),
             Resolution::Release(onceward::store::Proof::Authoritative) => {
@@ -294,6 +295,8 @@ impl World {
         let cause = Cause::Resolve {
             resolution: resolution.into(),
             proof: proof.map(Into::into),
+            fence: looked_at.number(),
+            now: self.store_now().as_micros(),
         };
         let id = resolve.id.clone();
         self.step(&id, cause, |found, now| machine::resolve(found, resolve, now))

@@ -195,6 +195,7 @@ impl World {
             fingerprint,
             lease_until: record.lease_until.as_micros(),
             expires_at: record.expires_at.as_micros(),
+            purge_at: record.purge_at().as_micros(),
             effects: record.effects.name().to_owned(),
             reply,
         }

@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Withdrawn,
     /// Its client was told what became of the record without it.
     Overtaken,
+    /// The same, for this request: that another attempt is at work.
+    Refused(usize),
 }
 
 impl Kind {
@@ -56,10 +58,12 @@ impl Kind {
             Seen::UnknownFirst => Some(Kind::ToldFirst),
             Seen::Nothing => Some(Kind::Silent),
             Seen::Unavailable => Some(Kind::Withdrawn),
-            Seen::Replayed(_) | Seen::InProgress => {
+            Seen::Replayed(_) | Seen::Expired => {
                 can_be_overtaken(request, view).then_some(Kind::Overtaken)
             }
-            Seen::Mismatch | Seen::Expired | Seen::Refused => None,
+            // Its own attempt at work is no reason to refuse it.
+            Seen::InProgress => can_be_overtaken(request, view).then_some(Kind::Refused(place)),
+            Seen::Mismatch | Seen::Refused => None,
         }
     }
 
@@ -129,12 +133,15 @@ impl State {
     }
 
     /// Whether a look at this record explains the answer to a request.
-    pub(super) fn explains(self, request: &Request, view: &View<'_>, now: &Now) -> bool {
+    pub(super) fn explains(self, place: usize, view: &View<'_>, now: &Now) -> bool {
+        let request = &view.requests[place];
         let asks = request.asks;
         match request.seen {
             Seen::Replayed(call) => self == State::Done(asks, call),
             Seen::InProgress => match self {
-                State::Running(owner) => owner.asks == asks,
+                State::Running(owner) => {
+                    owner.asks == asks && owner.kind != Kind::Refused(place)
+                }
                 // Its own attempt was ended by others.
                 State::Free(bound) => bound == Some(asks) && can_be_overtaken(request, view),
                 _ => false,

@@ -5,6 +5,9 @@ use crate::history::{
     Answer, CallNo, Cause, Event, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
 };
 
+mod brute;
+mod random;
+
 const PAY: &str = "pay 10";
 const OTHER: &str = "pay 99";
 
@@ -86,6 +89,7 @@ impl Tale {
             fingerprint: "f".into(),
             lease_until: 0,
             expires_at: 0,
+            purge_at: 2000,
             effects: "external".into(),
             reply: None,
         };
@@ -201,14 +205,19 @@ fn an_unknown_outcome_stays_until_somebody_knows() {
     unknown(true).replied(1).asked(2).got(2, "replayed", 1).passes();
     // What cannot have acted runs again after its lease.
     unknown(false).asked(2).ran(2).got(2, "executed", 2).passes();
-    let resolve = Cause::Resolve { resolution: "release".into(), proof: Some("probes".into()) };
+    let resolve = resolved_as("release");
     let released = unknown(true).moved("unknown", "failed_retryable", resolve);
     released.asked(2).ran(2).got(2, "executed", 2).passes();
 }
 
+fn resolved_as(resolution: &str) -> Cause {
+    let proof = Some("two_probes".into());
+    Cause::Resolve { resolution: resolution.into(), proof, fence: 1, now: 0 }
+}
+
 #[test]
 fn who_resolves_an_outcome_may_bring_the_reply() {
-    let resolve = || Cause::Resolve { resolution: "complete".into(), proof: None };
+    let resolve = || resolved_as("complete");
     let resolved = || {
         let tale = Tale::new().asked(1).called(1).told(1, 504, "unknown");
         tale.moved("unknown", "completed", resolve())

@@ -357,10 +357,11 @@ pub(in super::super) fn reap(world: &World, record: &Record, now: Timestamp) -> 
 
 /// A resolution that arrived.
 pub(in super::super) fn resolve(world: &World, mut resolve: Resolve) -> Resolved {
+    let looked_at = resolve.fence;
     let found = lock(&world.records).records.get(&resolve.id).cloned();
     if let (Some(Bug::ResolvedByKeyOnly), Some(record)) = (world.bug, found) {
         resolve.generation = record.generation;
         resolve.fence = record.fence;
     }
-    world.resolve(resolve)
+    world.resolve(resolve, looked_at)
 }
