@@ -428,8 +428,9 @@ impl<R: Send + 'static> Call<'_, R> {
     async fn superseded(&mut self, lease: &Lease, record: Option<Box<Record>>) {
         warn!("an attempt was superseded; its result is kept as evidence");
         observe::fenced_write(&self.admitted.policy.name);
-        // A later generation may belong to another request: what it says is not for this client.
-        let same_use = record.filter(|record| record.generation == lease.generation);
+        // A later generation may belong to another request: what it says is not for this client. Nor
+        // does a tombstone behind which nothing stands say what became of this attempt.
+        let same_use = record.filter(|record| record.generation == lease.generation && !record.void);
         let decision = same_use.map(|record| self.engine.decide_on(record));
         match decision {
             Some(Decision::Replay { reply, expires_at, generation }) => {
