@@ -226,6 +226,9 @@ pub struct Stand {
     pub lease_until: i64,
     /// When its retention ends, by the store's clock, in microseconds. Counts in terminal states.
     pub expires_at: i64,
+    /// When its tombstone may go too, by the store's clock, in microseconds, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purge_at: Option<i64>,
     /// Its declared effects.
     pub effects: String,
     /// A digest of the stored reply: status, headers and body.
@@ -268,6 +271,12 @@ pub enum Cause {
         resolution: String,
         /// What a release rests on: `authoritative`, or `two_probes`.
         proof: Option<String>,
+        /// The fence of the record that was looked at before, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        fence: Option<i64>,
+        /// The store's clock, in microseconds, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        now: Option<i64>,
     },
     /// The store lost commits that it had acknowledged: only where that is its declared class.
     Lost,

@@ -130,7 +130,7 @@ fn by(cause: &Cause) -> String {
         }
         Cause::Sweep { now } => format!("sweep at {now}"),
         Cause::Reap { now } => format!("reap at {now}"),
-        Cause::Resolve { resolution, proof } => match proof {
+        Cause::Resolve { resolution, proof, .. } => match proof {
             None => format!("resolve {}", plain(resolution)),
             Some(proof) => format!("resolve {} by {}", plain(resolution), plain(proof)),
         },
@@ -182,6 +182,7 @@ mod tests {
             fingerprint: "f".into(),
             lease_until: 60,
             expires_at: 90,
+            purge_at: None,
             effects: "external".into(),
             reply: None,
         }

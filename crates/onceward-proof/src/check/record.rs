@@ -18,6 +18,10 @@ enum When {
     LeaseOverInVain,
     /// The retention is over, by the clock of the store.
     RetentionOver,
+    /// The time of the tombstone is over too.
+    TombstoneOver,
+    /// Whoever decides does not do so over a live lease.
+    NoLiveLease,
     /// Somebody has proof.
     Proof,
 }
@@ -48,14 +52,14 @@ const ARROWS: [(&str, &str, &str, When); 31] = [
     ("in_progress", "failed_retryable", "sweep", When::LeaseOverInVain),
     ("completed", "expired", "reap", When::RetentionOver),
     ("failed_retryable", "expired", "reap", When::RetentionOver),
-    ("completed", "absent", "reap", When::RetentionOver),
-    ("failed_retryable", "absent", "reap", When::RetentionOver),
-    ("expired", "absent", "reap", When::RetentionOver),
+    ("completed", "absent", "reap", When::TombstoneOver),
+    ("failed_retryable", "absent", "reap", When::TombstoneOver),
+    ("expired", "absent", "reap", When::TombstoneOver),
     ("unknown", "completed", "resolve complete", When::Always),
     ("unknown", "failed_retryable", "resolve release", When::Proof),
     // Whoever resolves a record whose lease is over need not wait for the sweeper.
-    ("in_progress", "completed", "resolve complete", When::Always),
-    ("in_progress", "failed_retryable", "resolve release", When::Proof),
+    ("in_progress", "completed", "resolve complete", When::NoLiveLease),
+    ("in_progress", "failed_retryable", "resolve release", When::NoLiveLease),
     ("completed", "expired", "resolve void", When::Always),
 ];
 
@@ -155,6 +159,9 @@ impl Moved<'_> {
                 }
             }
             (Cause::Write { .. }, None) => self.wrong("I3", "was made by a write"),
+            (Cause::Resolve { fence: Some(fence), .. }, Some(from)) if from.fence != *fence => {
+                self.wrong("I3", "is not the one that was looked at")
+            }
             (Cause::Reserve { attempt, .. }, _) => match self.to {
                 Some(to) if self.is_grant() && to.attempt != *attempt => {
                     self.wrong("I3", "was granted to another attempt than the one that asked")
@@ -223,10 +230,14 @@ impl Moved<'_> {
     fn holds(&self, when: When) -> bool {
         let Some(from) = self.from else { return when == When::Always };
         let now = match self.cause {
-            Cause::Reserve { now, .. } | Cause::Sweep { now } | Cause::Reap { now } => *now,
-            Cause::Write { .. } | Cause::Resolve { .. } | Cause::Lost => i64::MIN,
+            Cause::Reserve { now, .. } | Cause::Sweep { now } | Cause::Reap { now } => Some(*now),
+            Cause::Resolve { now, .. } => *now,
+            Cause::Write { .. } | Cause::Lost => None,
         };
-        let lease_over = from.lease_until <= now;
+        let has_come = |time: i64| now.is_some_and(|now| time <= now);
+        let lease_over = has_come(from.lease_until);
+        let proven =
+            matches!(self.cause, Cause::Resolve { proof: Some(proof), .. } if !proof.is_empty());
         match when {
             When::Always => true,
             When::Mine => self.to.is_some_and(|to| {
@@ -238,9 +249,12 @@ impl Moved<'_> {
             When::LeaseOverInVain => {
                 lease_over && !matches!(&*from.effects, "external" | "undeclared")
             }
-            When::RetentionOver => from.expires_at <= now,
-            When::Proof => {
-                matches!(self.cause, Cause::Resolve { proof: Some(proof), .. } if !proof.is_empty())
+            When::RetentionOver => has_come(from.expires_at),
+            When::TombstoneOver => has_come(from.purge_at.unwrap_or(from.expires_at)),
+            When::Proof => proven,
+            When::NoLiveLease => {
+                let releases = self.to.is_some_and(|to| to.state == "failed_retryable");
+                (lease_over || now.is_none()) && (proven || !releases)
             }
         }
     }
@@ -249,9 +263,9 @@ impl Moved<'_> {
     fn check_identity(&self) -> Verdict {
         let (Some(from), Some(to)) = (self.from, self.to) else { return Ok(()) };
         if self.is_new_use() {
-            // 1 once its tombstone's time is over too.
-            let follows = to.generation == from.generation.saturating_add(1) || to.generation == 1;
-            return match follows {
+            let key_is_new = to.generation == 1 && self.holds(When::TombstoneOver);
+            let follows = to.generation == from.generation.saturating_add(1);
+            return match follows || key_is_new {
                 true => Ok(()),
                 false => self.wrong("I3", "skipped a generation"),
             };

@@ -74,6 +74,7 @@ fn stand(state: &str, fence: i64) -> Stand {
         fingerprint: "f".into(),
         lease_until: 100,
         expires_at: 1000,
+        purge_at: Some(3000),
         effects: "external".into(),
         reply: None,
     }
@@ -88,7 +89,8 @@ fn write(write: &str, fence: i64) -> Cause {
 }
 
 fn resolve(resolution: &str, proof: Option<&str>) -> Cause {
-    Cause::Resolve { resolution: resolution.into(), proof: proof.map(Into::into) }
+    let (resolution, proof) = (resolution.into(), proof.map(Into::into));
+    Cause::Resolve { resolution, proof, fence: None, now: None }
 }
 
 impl Tale {

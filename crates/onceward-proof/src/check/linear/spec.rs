@@ -37,8 +37,8 @@ pub(super) enum Kind {
     Of(usize),
     /// Its client was told 409, unknown.
     Told,
-    /// Its client was told 502 or 504, unknown.
-    ToldFirst,
+    /// Its client was told 502 or 504, unknown, or that the key has expired since.
+    Late,
     /// Its client was told nothing.
     Silent,
     /// Its client was told 503.
@@ -53,19 +53,19 @@ impl Kind {
         match request.seen {
             Seen::Executed(_) | Seen::NotExecuted(_) => Some(Kind::Of(place)),
             Seen::Unknown => Some(Kind::Told),
-            Seen::UnknownFirst => Some(Kind::ToldFirst),
+            Seen::UnknownFirst | Seen::Expired => Some(Kind::Late),
             Seen::Nothing => Some(Kind::Silent),
             Seen::Unavailable => Some(Kind::Withdrawn),
-            Seen::Replayed(_) | Seen::InProgress => {
+            Seen::Replayed(_) | Seen::NotStored | Seen::InProgress => {
                 can_be_overtaken(request, view).then_some(Kind::Overtaken)
             }
-            Seen::Mismatch | Seen::Expired | Seen::Refused => None,
+            Seen::Mismatch | Seen::Refused => None,
         }
     }
 
     /// Whether it may end after its client was answered, or without an answer, with a reply.
     fn may_complete_unseen(self) -> bool {
-        matches!(self, Kind::Told | Kind::ToldFirst | Kind::Silent)
+        matches!(self, Kind::Told | Kind::Late | Kind::Silent)
     }
 
     fn may_release_running(self) -> bool {
@@ -142,6 +142,7 @@ impl State {
             Seen::Unknown => matches!(self, State::Unknown(owner) if owner.asks == asks),
             Seen::Mismatch => self.bound().is_some_and(|bound| bound != asks),
             Seen::Expired => self == State::Expired(asks),
+            Seen::NotStored => matches!(self, State::Done(for_asks, _) if for_asks == asks),
             // Given back by others, who knew as well.
             Seen::NotExecuted(call) => {
                 let given_back = match call {
@@ -216,7 +217,7 @@ impl State {
             return;
         }
         for (number, call) in view.calls.iter().enumerate() {
-            if !call.replied_to_client || call.asks != asks {
+            if call.asks != asks {
                 continue;
             }
             let own = by_itself
@@ -225,12 +226,15 @@ impl State {
                 && number >= owner.since
                 && now.replied[number];
             let brought = call.brought.is_some() || number < now.called;
-            if own || (now.resolved_completed && brought) {
-                to(State::Done(asks, number), None);
+            let by_others = now.resolved_completed && brought;
+            if !own && !by_others {
+                continue;
             }
-        }
-        if now.expires {
-            to(State::Done(asks, UNSEEN), None);
+            if call.replied_to_client {
+                to(State::Done(asks, number), None);
+            } else if view.has_unseen_replies {
+                to(State::Done(asks, UNSEEN), None);
+            }
         }
     }
 }

@@ -23,6 +23,11 @@ fn answer(status: u16, outcome: &str, body: &str) -> Answer {
     Answer { status, headers, body: body.into() }
 }
 
+fn resolve(resolution: &str) -> Cause {
+    let proof = Some("authoritative".into());
+    Cause::Resolve { resolution: resolution.into(), proof, fence: None, now: None }
+}
+
 impl Tale {
     fn new() -> Self {
         Self::on(true)
@@ -89,6 +94,7 @@ impl Tale {
             fingerprint: "f".into(),
             lease_until: 0,
             expires_at: 0,
+            purge_at: None,
             effects: "external".into(),
             reply: None,
         };
@@ -204,17 +210,15 @@ fn an_unknown_outcome_stays_until_somebody_knows() {
     unknown(true).replied(1).asked(2).got(2, "replayed", 1).passes();
     // What cannot have acted runs again after its lease.
     unknown(false).asked(2).ran(2).got(2, "executed", 2).passes();
-    let resolve = Cause::Resolve { resolution: "release".into(), proof: Some("probes".into()) };
-    let released = unknown(true).moved("unknown", "failed_retryable", resolve);
+    let released = unknown(true).moved("unknown", "failed_retryable", resolve("release"));
     released.asked(2).ran(2).got(2, "executed", 2).passes();
 }
 
 #[test]
 fn who_resolves_an_outcome_may_bring_the_reply() {
-    let resolve = || Cause::Resolve { resolution: "complete".into(), proof: None };
     let resolved = || {
         let tale = Tale::new().asked(1).called(1).told(1, 504, "unknown");
-        tale.moved("unknown", "completed", resolve())
+        tale.moved("unknown", "completed", resolve("complete"))
     };
     resolved().asked(2).got(2, "replayed", 1).asked(3).got(3, "replayed", 1).passes();
     resolved().asked(2).got(2, "replayed", 1).asked(3).got(3, "replayed", 9).fails();
@@ -233,6 +237,23 @@ fn an_expired_key_runs_again_where_the_history_says_so() {
     next.headers.push(("idempotency-generation".into(), "2".into()));
     let again = expired().asked(3).ran(2).then(What::Answered { request: 3, answer: next });
     again.passes();
+}
+
+#[test]
+fn a_voided_reply_is_gone_for_its_own_client_too() {
+    let void = |tale: Tale| tale.moved("completed", "expired", resolve("void"));
+    void(Tale::new().asked(1).ran(1)).told(1, 410, "expired").passes();
+    Tale::new().asked(1).told(1, 410, "expired").fails();
+    Tale::new().asked(1).called(1).told(1, 410, "expired").fails();
+}
+
+#[test]
+fn a_reply_that_was_not_kept_is_there_all_the_same() {
+    executed().asked(2).told(2, 410, "reply_not_stored").passes();
+    executed().asked(2).told(2, 410, "reply_not_stored").asked(3).told(3, 409, "unknown").fails();
+    Tale::new().asked(1).ran(1).asked(2).told(2, 410, "reply_not_stored").passes();
+    Tale::new().asked(1).called(1).asked(2).told(2, 410, "reply_not_stored").fails();
+    Tale::new().ran(1).asked(2).told(2, 410, "reply_not_stored").fails();
 }
 
 #[test]

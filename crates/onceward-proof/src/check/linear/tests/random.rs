@@ -3,7 +3,7 @@
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-use super::{OTHER, PAY, Tale, answer, brute};
+use super::{OTHER, PAY, Tale, answer, brute, resolve};
 use crate::history::{CallNo, Cause, RequestNo, What};
 
 #[test]
@@ -115,15 +115,12 @@ impl<'a> Making<'a> {
             6..8 => tale.told(request, 504, "unknown"),
             8..10 => tale.told(request, 422, "mismatch"),
             10 => tale.told(request, 410, "expired"),
-            11..14 => tale.told(request, 503, "unavailable"),
+            11 => tale.told(request, 410, "reply_not_stored"),
+            12..14 => tale.told(request, 503, "unavailable"),
             14 => tale.told(request, 502, "not_executed"),
             15 => tale.told(request, 400, "refused"),
             16 => tale.got(request, "replayed", 9),
             _ => tale.then(What::GaveUp { request }),
         }
     }
-}
-
-fn resolve(resolution: &str) -> Cause {
-    Cause::Resolve { resolution: resolution.into(), proof: Some("authoritative".into()) }
 }
