@@ -1,11 +1,135 @@
 //! The command `onceward-proof`.
 
-use clap::Parser;
+use std::{
+    fs::File,
+    io::{BufReader, BufWriter},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use onceward_proof::{
+    check, gate, history,
+    sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
+};
+
+/// Simulates and tortures Onceward, and judges what it recorded.
 #[derive(Parser)]
-#[command(about = "Simulates and tortures Onceward, and judges what it recorded")]
-struct Arguments {}
+#[command(after_help = "Examples:\n  \
+    onceward-proof gate                          what ./test asks for\n  \
+    onceward-proof sim --seed 42                 one run, with the timeline of its first key\n  \
+    onceward-proof sim --seed 42 --bug fails-open --shrink\n  \
+    onceward-proof check history.jsonl")]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
 
-fn main() {
-    Arguments::parse();
+#[derive(Subcommand)]
+enum What {
+    /// Small worlds exhaustively, then seeds, then every deliberate bug.
+    Gate {
+        /// How many seeds; each is run twice.
+        #[arg(long, default_value_t = 10_000)]
+        seeds: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// How many faults at a time in the small worlds.
+        #[arg(long, default_value_t = 2)]
+        deviations: u32,
+    },
+    /// One simulated world.
+    Sim(Sim),
+    /// The deliberate bugs, and the seeds that find them.
+    Bugs {
+        /// How many seeds each of them may need.
+        #[arg(long, default_value_t = 10_000)]
+        seeds: u64,
+    },
+    /// Judges a history.
+    Check {
+        /// A file of JSON lines.
+        file: PathBuf,
+    },
+}
+
+#[derive(clap::Args)]
+struct Sim {
+    /// The seed it is drawn from.
+    #[arg(long, conflicts_with = "choices")]
+    seed: Option<u64>,
+    /// The choices it is made of, as a failing run prints them.
+    #[arg(long, value_delimiter = ',')]
+    choices: Vec<u32>,
+    /// A small world instead of one that is drawn from the choices.
+    #[arg(long, conflicts_with = "seed")]
+    world: Option<String>,
+    /// A deliberate bug; see `bugs`.
+    #[arg(long)]
+    bug: Option<String>,
+    /// Looks for a shorter run that fails in the same way.
+    #[arg(long, conflicts_with = "world")]
+    shrink: bool,
+    /// Writes the history to a file.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let passed = match Arguments::parse().what {
+        What::Gate { seeds, from, deviations } => gate::run(from..from + seeds, deviations),
+        What::Sim(sim) => simulate(sim)?,
+        What::Bugs { seeds } => gate::bugs(seeds),
+        What::Check { file } => judge(&file)?,
+    };
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn simulate(asked: Sim) -> anyhow::Result<bool> {
+    let bug = asked.bug.map(|name| {
+        Bug::from_name(&name).with_context(|| format!("no bug is named `{name}`: see `bugs`"))
+    });
+    let bug = bug.transpose()?;
+    let mut run = match (asked.seed, asked.world) {
+        (Some(seed), _) => sim::run_seed(seed, bug),
+        (None, None) => sim::run_list(asked.choices, bug),
+        (None, Some(world)) => {
+            let worlds = explore::small_worlds();
+            let options = worlds.get(&*world).with_context(|| {
+                let names: Vec<_> = worlds.keys().copied().collect();
+                format!("no small world is named `{world}`: there are {}", names.join(", "))
+            })?;
+            sim::run(options.clone(), Choices::from_list(asked.choices), bug)
+        }
+    };
+    if asked.shrink && run.violation.is_some() {
+        let (list, shorter) = shrink::shrink(gate::list(&run.choices), bug);
+        println!("shorter: --choices {}", gate::joined(&list));
+        run = shorter;
+    }
+    if let Some(file) = asked.keep {
+        let to = File::create(&file).with_context(|| format!("creating {}", file.display()))?;
+        history::write(&run.history, BufWriter::new(to))?;
+    }
+    print!("{}", gate::story(&run));
+    summary(&run);
+    Ok(run.violation.is_none())
+}
+
+fn summary(run: &Run) {
+    let (events, seconds) = (run.history.len(), run.simulated().as_secs_f64());
+    println!("{events} events in {seconds:.1} simulated seconds, trace {:016x}", run.trace);
+}
+
+fn judge(file: &Path) -> anyhow::Result<bool> {
+    let from = File::open(file).with_context(|| format!("opening {}", file.display()))?;
+    let history = history::read(BufReader::new(from)).context("reading the history")?;
+    let violations = check::judge(&history);
+    for violation in &violations {
+        println!("{violation}");
+    }
+    println!("{} events, {} violations", history.len(), violations.len());
+    Ok(violations.is_empty())
 }

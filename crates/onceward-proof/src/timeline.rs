@@ -182,7 +182,7 @@ mod tests {
             fingerprint: "f".into(),
             lease_until: 60,
             expires_at: 90,
-            purge_at: None,
+            purge_at: 2000,
             effects: "external".into(),
             reply: None,
         }

@@ -5,7 +5,7 @@ use super::{
     known::{Call, Known, Request, Source, Story},
     once::may_rerun,
 };
-use crate::history::{Answer, CallNo, RequestNo, Rules, UpstreamAnswer};
+use crate::history::{Answer, CallNo, RequestNo, Rules};
 
 /// Headers that belong to one caller and must not be sent again.
 const NEVER_REPLAYED: [&str; 2] = ["set-cookie", "www-authenticate"];
@@ -83,9 +83,12 @@ impl Answered<'_> {
         match self.known.call_with(&self.answer.body) {
             Some((number, call, upstream)) => {
                 self.check_source(number, call)?;
+                if self.rules().is_some_and(|rules| may_rerun(upstream, rules)) {
+                    return self.wrong("I2", "was stored, though the same request may run again");
+                }
                 self.check_completed(self.story.use_of(call.place).map(|used| used.completed))?;
                 if !self.story.lost {
-                    self.check_same_call(number, call, upstream)?;
+                    self.check_same_call(number, call)?;
                     self.check_same_bytes(upstream.status, &upstream.headers)?;
                 }
             }
@@ -134,7 +137,7 @@ impl Answered<'_> {
     }
 
     /// I1, I2: one call stands behind all replies of one use, and a success behind an effect.
-    fn check_same_call(&self, number: CallNo, call: &Call, upstream: &UpstreamAnswer) -> Verdict {
+    fn check_same_call(&self, number: CallNo, call: &Call) -> Verdict {
         if call.held && call.place.generation != self.answer.generation() {
             let (said, is) = (self.answer.generation(), call.place.generation);
             let what = format!("says generation {said}, but call {number} was of {is}");
@@ -152,11 +155,6 @@ impl Answered<'_> {
             }
             // Whoever resolved the outcome may have known the reply before it came.
             Some(_) | None => {}
-        }
-        let rerunnable = |rules: &Rules| may_rerun(upstream, rules);
-        if self.rules().is_some_and(rerunnable) {
-            return self
-                .wrong("I2", "is kept, though its route lets the request run again after it");
         }
         let success = (200..300).contains(&self.answer.status);
         if success && !call.acted && self.rules().is_some_and(|rules| rules.acts) {

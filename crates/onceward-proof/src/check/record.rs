@@ -20,10 +20,10 @@ enum When {
     RetentionOver,
     /// The time of the tombstone is over too.
     TombstoneOver,
-    /// Whoever decides does not do so over a live lease.
-    NoLiveLease,
     /// Somebody has proof.
     Proof,
+    /// Somebody has proof, and the lease is over.
+    ProofAndLeaseOver,
 }
 
 /// Every way in which a record may change: from, to, by what, when.
@@ -58,8 +58,8 @@ const ARROWS: [(&str, &str, &str, When); 31] = [
     ("unknown", "completed", "resolve complete", When::Always),
     ("unknown", "failed_retryable", "resolve release", When::Proof),
     // Whoever resolves a record whose lease is over need not wait for the sweeper.
-    ("in_progress", "completed", "resolve complete", When::NoLiveLease),
-    ("in_progress", "failed_retryable", "resolve release", When::NoLiveLease),
+    ("in_progress", "completed", "resolve complete", When::LeaseOver),
+    ("in_progress", "failed_retryable", "resolve release", When::ProofAndLeaseOver),
     ("completed", "expired", "resolve void", When::Always),
 ];
 
@@ -159,8 +159,8 @@ impl Moved<'_> {
                 }
             }
             (Cause::Write { .. }, None) => self.wrong("I3", "was made by a write"),
-            (Cause::Resolve { fence: Some(fence), .. }, Some(from)) if from.fence != *fence => {
-                self.wrong("I3", "is not the one that was looked at")
+            (Cause::Resolve { fence, .. }, Some(from)) if from.fence != *fence => {
+                self.wrong("I3", "was resolved by somebody who had looked at another attempt")
             }
             (Cause::Reserve { attempt, .. }, _) => match self.to {
                 Some(to) if self.is_grant() && to.attempt != *attempt => {
@@ -230,14 +230,12 @@ impl Moved<'_> {
     fn holds(&self, when: When) -> bool {
         let Some(from) = self.from else { return when == When::Always };
         let now = match self.cause {
-            Cause::Reserve { now, .. } | Cause::Sweep { now } | Cause::Reap { now } => Some(*now),
+            Cause::Reserve { now, .. } | Cause::Sweep { now } | Cause::Reap { now } => *now,
             Cause::Resolve { now, .. } => *now,
-            Cause::Write { .. } | Cause::Lost => None,
+            Cause::Write { .. } | Cause::Lost => i64::MIN,
         };
-        let has_come = |time: i64| now.is_some_and(|now| time <= now);
-        let lease_over = has_come(from.lease_until);
-        let proven =
-            matches!(self.cause, Cause::Resolve { proof: Some(proof), .. } if !proof.is_empty());
+        let lease_over = from.lease_until <= now;
+        let proof = matches!(self.cause, Cause::Resolve { proof: Some(_), .. });
         match when {
             When::Always => true,
             When::Mine => self.to.is_some_and(|to| {
@@ -249,13 +247,10 @@ impl Moved<'_> {
             When::LeaseOverInVain => {
                 lease_over && !matches!(&*from.effects, "external" | "undeclared")
             }
-            When::RetentionOver => has_come(from.expires_at),
-            When::TombstoneOver => has_come(from.purge_at.unwrap_or(from.expires_at)),
-            When::Proof => proven,
-            When::NoLiveLease => {
-                let releases = self.to.is_some_and(|to| to.state == "failed_retryable");
-                (lease_over || now.is_none()) && (proven || !releases)
-            }
+            When::RetentionOver => from.expires_at <= now,
+            When::TombstoneOver => from.purge_at <= now,
+            When::Proof => proof,
+            When::ProofAndLeaseOver => proof && lease_over,
         }
     }
 
@@ -263,11 +258,11 @@ impl Moved<'_> {
     fn check_identity(&self) -> Verdict {
         let (Some(from), Some(to)) = (self.from, self.to) else { return Ok(()) };
         if self.is_new_use() {
-            let key_is_new = to.generation == 1 && self.holds(When::TombstoneOver);
-            let follows = to.generation == from.generation.saturating_add(1);
-            return match follows || key_is_new {
+            let next = to.generation == from.generation.saturating_add(1);
+            let anew = to.generation == 1 && self.holds(When::TombstoneOver);
+            return match next || anew {
                 true => Ok(()),
-                false => self.wrong("I3", "skipped a generation"),
+                false => self.wrong("I3", "was used again without the next generation"),
             };
         }
         if to.generation != from.generation {

@@ -74,7 +74,7 @@ fn stand(state: &str, fence: i64) -> Stand {
         fingerprint: "f".into(),
         lease_until: 100,
         expires_at: 1000,
-        purge_at: Some(3000),
+        purge_at: 2000,
         effects: "external".into(),
         reply: None,
     }
@@ -88,9 +88,10 @@ fn write(write: &str, fence: i64) -> Cause {
     Cause::Write { write: write.into(), attempt: format!("a{fence}"), fence }
 }
 
+/// By somebody who looked at fence 5, when the lease was over.
 fn resolve(resolution: &str, proof: Option<&str>) -> Cause {
     let (resolution, proof) = (resolution.into(), proof.map(Into::into));
-    Cause::Resolve { resolution, proof, fence: None, now: None }
+    Cause::Resolve { resolution, proof, fence: 5, now: 100 }
 }
 
 impl Tale {

@@ -187,7 +187,7 @@ impl<'a> Search<'a> {
             let slot = left.trailing_zeros() as usize;
             left &= left - 1;
             let Some(place) = self.slots[slot] else { continue };
-            if world.state.explains(&self.view.requests[place], self.view, &self.now) {
+            if world.state.explains(place, self.view, &self.now) {
                 world.explained |= 1 << slot;
             }
         }

@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Withdrawn,
     /// Its client was told what became of the record without it.
     Overtaken,
+    /// The same, for this request: that another attempt is at work.
+    Refused(usize),
 }
 
 impl Kind {
@@ -56,9 +58,11 @@ impl Kind {
             Seen::UnknownFirst | Seen::Expired => Some(Kind::Late),
             Seen::Nothing => Some(Kind::Silent),
             Seen::Unavailable => Some(Kind::Withdrawn),
-            Seen::Replayed(_) | Seen::NotStored | Seen::InProgress => {
+            Seen::Replayed(_) | Seen::NotStored => {
                 can_be_overtaken(request, view).then_some(Kind::Overtaken)
             }
+            // Its own attempt at work is no reason to refuse it.
+            Seen::InProgress => can_be_overtaken(request, view).then_some(Kind::Refused(place)),
             Seen::Mismatch | Seen::Refused => None,
         }
     }
@@ -129,12 +133,13 @@ impl State {
     }
 
     /// Whether a look at this record explains the answer to a request.
-    pub(super) fn explains(self, request: &Request, view: &View<'_>, now: &Now) -> bool {
+    pub(super) fn explains(self, place: usize, view: &View<'_>, now: &Now) -> bool {
+        let request = &view.requests[place];
         let asks = request.asks;
         match request.seen {
             Seen::Replayed(call) => self == State::Done(asks, call),
             Seen::InProgress => match self {
-                State::Running(owner) => owner.asks == asks,
+                State::Running(owner) => owner.asks == asks && owner.kind != Kind::Refused(place),
                 // Its own attempt was ended by others.
                 State::Free(bound) => bound == Some(asks) && can_be_overtaken(request, view),
                 _ => false,
@@ -142,7 +147,7 @@ impl State {
             Seen::Unknown => matches!(self, State::Unknown(owner) if owner.asks == asks),
             Seen::Mismatch => self.bound().is_some_and(|bound| bound != asks),
             Seen::Expired => self == State::Expired(asks),
-            Seen::NotStored => matches!(self, State::Done(for_asks, _) if for_asks == asks),
+            Seen::NotStored => matches!(self, State::Done(bound, _) if bound == asks),
             // Given back by others, who knew as well.
             Seen::NotExecuted(call) => {
                 let given_back = match call {
@@ -225,8 +230,8 @@ impl State {
                 && call.made_for.is_none()
                 && number >= owner.since
                 && now.replied[number];
-            let brought = call.brought.is_some() || number < now.called;
-            let by_others = now.resolved_completed && brought;
+            let known = call.brought.is_some() || number < now.called;
+            let by_others = now.resolved_completed && known;
             if !own && !by_others {
                 continue;
             }

@@ -14,7 +14,7 @@ pub(super) struct View<'a> {
     pub(super) requests: Vec<Request>,
     pub(super) calls: Vec<Call<'a>>,
     pub(super) marks: Vec<Mark>,
-    /// Answers tell of a reply without showing it.
+    /// Something tells of a reply without showing it.
     pub(super) has_unseen_replies: bool,
     /// After a reply was gone, the key was used again.
     pub(super) used_again: bool,
@@ -200,10 +200,9 @@ impl<'a> Reader<'a> {
         if let Seen::Executed(call) | Seen::Replayed(call) = seen {
             view.calls[call].replied_to_client = true;
         }
-        view.has_unseen_replies |= matches!(seen, Seen::Expired | Seen::NotStored);
         let again = answer.generation() > 1;
         view.used_again |= again;
-        view.has_unseen_replies |= again;
+        view.has_unseen_replies |= again || matches!(seen, Seen::Expired | Seen::NotStored);
         if seen == Seen::Expired || (again && !view.marks.contains(&Mark::Expires)) {
             view.expires_at_any_time();
         }

@@ -31,16 +31,6 @@ fn a_reply_is_what_upstream_answered() {
 }
 
 #[test]
-fn what_may_run_again_is_not_kept() {
-    let tale = |status| {
-        let answer = Answer { status, ..reply(1, "executed") };
-        Tale::new().asked(1).called(1).acted(1).replied(1, status).answered(1, answer)
-    };
-    tale(503).violates("I2");
-    tale(500).passes();
-}
-
-#[test]
 fn a_replay_is_the_reply() {
     replayed(reply(1, "replayed")).passes();
     replayed(Answer { status: 200, ..reply(1, "replayed") }).violates("I2");

@@ -221,7 +221,8 @@ impl<'a> Brute<'a> {
             "replayed" => world.record == Record::Replied(request.asks, request.body),
             "conflict" => {
                 let given_back = world.record == Record::Free(Some(request.asks));
-                own && matches!(world.record, Record::Working(..)) || given_back && self.loose()
+                let others = matches!(world.record, Record::Working(by, _) if by != place);
+                own && others || given_back && self.loose()
             }
             "unknown" => request.status == 409 && own && matches!(world.record, Record::Unsure(..)),
             "mismatch" => bound.is_some() && !own,

@@ -3,7 +3,7 @@
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-use super::{OTHER, PAY, Tale, answer, brute, resolve};
+use super::{OTHER, PAY, Tale, answer, brute};
 use crate::history::{CallNo, Cause, RequestNo, What};
 
 #[test]
@@ -123,4 +123,9 @@ impl<'a> Making<'a> {
             _ => tale.then(What::GaveUp { request }),
         }
     }
+}
+
+fn resolve(resolution: &str) -> Cause {
+    let proof = Some("authoritative".into());
+    Cause::Resolve { resolution: resolution.into(), proof, fence: 1, now: 0 }
 }
