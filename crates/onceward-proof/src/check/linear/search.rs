@@ -223,13 +223,13 @@ impl<'a> Search<'a> {
             let request = &self.view.requests[place];
             let Some(kind) = Kind::of(place, request, self.view) else { continue };
             let explained = world.explained & (1 << slot) != 0;
-            let once = matches!(kind, Kind::Of(_) | Kind::ToldFirst);
+            let once = matches!(kind, Kind::Of(_) | Kind::Late);
             if !world.state.is_free_for(request.asks) || (once && explained) {
                 continue;
             }
             let mut next = *world;
             next.state = State::Running(self.owner(request.asks, request.acts, kind));
-            if matches!(kind, Kind::Told | Kind::ToldFirst) {
+            if matches!(request.seen, Seen::Unknown | Seen::UnknownFirst) {
                 next.explained |= 1 << slot;
             }
             fresh.push(next);
@@ -251,7 +251,7 @@ impl<'a> Search<'a> {
     }
 
     fn owner(&self, asks: Asks, acts: bool, kind: Kind) -> Owner {
-        let counts = matches!(kind, Kind::Told | Kind::ToldFirst | Kind::Silent);
+        let counts = matches!(kind, Kind::Told | Kind::Late | Kind::Silent);
         let since = if counts { self.now.called } else { 0 };
         Owner { asks, acts, kind, since }
     }

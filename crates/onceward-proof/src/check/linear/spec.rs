@@ -37,8 +37,8 @@ pub(super) enum Kind {
     Of(usize),
     /// Its client was told 409, unknown.
     Told,
-    /// Its client was told 502 or 504, unknown.
-    ToldFirst,
+    /// Its client was told 502 or 504, unknown, or that the key has expired since.
+    Late,
     /// Its client was told nothing.
     Silent,
     /// Its client was told 503.
@@ -55,10 +55,10 @@ impl Kind {
         match request.seen {
             Seen::Executed(_) | Seen::NotExecuted(_) => Some(Kind::Of(place)),
             Seen::Unknown => Some(Kind::Told),
-            Seen::UnknownFirst => Some(Kind::ToldFirst),
+            Seen::UnknownFirst | Seen::Expired => Some(Kind::Late),
             Seen::Nothing => Some(Kind::Silent),
             Seen::Unavailable => Some(Kind::Withdrawn),
-            Seen::Replayed(_) | Seen::Expired => {
+            Seen::Replayed(_) | Seen::NotStored => {
                 can_be_overtaken(request, view).then_some(Kind::Overtaken)
             }
             // Its own attempt at work is no reason to refuse it.
@@ -69,7 +69,7 @@ impl Kind {
 
     /// Whether it may end after its client was answered, or without an answer, with a reply.
     fn may_complete_unseen(self) -> bool {
-        matches!(self, Kind::Told | Kind::ToldFirst | Kind::Silent)
+        matches!(self, Kind::Told | Kind::Late | Kind::Silent)
     }
 
     fn may_release_running(self) -> bool {
@@ -139,9 +139,7 @@ impl State {
         match request.seen {
             Seen::Replayed(call) => self == State::Done(asks, call),
             Seen::InProgress => match self {
-                State::Running(owner) => {
-                    owner.asks == asks && owner.kind != Kind::Refused(place)
-                }
+                State::Running(owner) => owner.asks == asks && owner.kind != Kind::Refused(place),
                 // Its own attempt was ended by others.
                 State::Free(bound) => bound == Some(asks) && can_be_overtaken(request, view),
                 _ => false,
@@ -149,6 +147,7 @@ impl State {
             Seen::Unknown => matches!(self, State::Unknown(owner) if owner.asks == asks),
             Seen::Mismatch => self.bound().is_some_and(|bound| bound != asks),
             Seen::Expired => self == State::Expired(asks),
+            Seen::NotStored => matches!(self, State::Done(bound, _) if bound == asks),
             // Given back by others, who knew as well.
             Seen::NotExecuted(call) => {
                 let given_back = match call {
@@ -223,7 +222,7 @@ impl State {
             return;
         }
         for (number, call) in view.calls.iter().enumerate() {
-            if !call.replied_to_client || call.asks != asks {
+            if call.asks != asks {
                 continue;
             }
             let own = by_itself
@@ -231,13 +230,16 @@ impl State {
                 && call.made_for.is_none()
                 && number >= owner.since
                 && now.replied[number];
-            let brought = call.brought.is_some() || number < now.called;
-            if own || (now.resolved_completed && brought) {
-                to(State::Done(asks, number), None);
+            let known = call.brought.is_some() || number < now.called;
+            let by_others = now.resolved_completed && known;
+            if !own && !by_others {
+                continue;
             }
-        }
-        if now.expires {
-            to(State::Done(asks, UNSEEN), None);
+            if call.replied_to_client {
+                to(State::Done(asks, number), None);
+            } else if view.has_unseen_replies {
+                to(State::Done(asks, UNSEEN), None);
+            }
         }
     }
 }

@@ -242,6 +242,24 @@ fn an_expired_key_runs_again_where_the_history_says_so() {
 }
 
 #[test]
+fn a_voided_reply_is_gone_for_its_own_client_too() {
+    let void = |tale: Tale| tale.moved("completed", "expired", resolved_as("void"));
+    void(Tale::new().asked(1).ran(1)).told(1, 410, "expired").passes();
+    Tale::new().asked(1).told(1, 410, "expired").fails();
+    Tale::new().asked(1).called(1).told(1, 410, "expired").fails();
+}
+
+#[test]
+fn a_reply_that_was_not_kept_is_there_all_the_same() {
+    let not_kept = |tale: Tale| tale.asked(8).told(8, 410, "reply_not_stored");
+    not_kept(executed()).passes();
+    not_kept(executed()).asked(9).told(9, 409, "unknown").fails();
+    not_kept(Tale::new().asked(1).ran(1)).passes();
+    not_kept(Tale::new().asked(1).called(1)).fails();
+    not_kept(Tale::new().ran(1)).fails();
+}
+
+#[test]
 fn a_silent_request_explains_only_what_it_can_have_done() {
     let conflicts = |tale: Tale| tale.asked(8).told(8, 409, "conflict");
     conflicts(Tale::new()).fails();

@@ -14,6 +14,8 @@ pub(super) struct View<'a> {
     pub(super) requests: Vec<Request>,
     pub(super) calls: Vec<Call<'a>>,
     pub(super) marks: Vec<Mark>,
+    /// Something tells of a reply without showing it.
+    pub(super) has_unseen_replies: bool,
     /// After a reply was gone, the key was used again.
     pub(super) used_again: bool,
     /// Grants of a key that was used before, by attempt, with the place among the marks: those that
@@ -53,6 +55,8 @@ pub(super) enum Seen {
     Mismatch,
     /// That the key has expired.
     Expired,
+    /// That there is a reply, which was not kept.
+    NotStored,
     /// That the store cannot be used: 503.
     Unavailable,
     /// Something that has nothing to do with the record.
@@ -200,6 +204,7 @@ impl<'a> Reader<'a> {
             (Some("unknown"), _) => Seen::UnknownFirst,
             (Some("mismatch"), _) => Seen::Mismatch,
             (Some("expired"), _) => Seen::Expired,
+            (Some("reply_not_stored"), _) => Seen::NotStored,
             (Some("unavailable"), _) => Seen::Unavailable,
             (Some("rate_limited" | "refused"), _) => Seen::Refused,
             _ => Seen::Nothing,
@@ -210,6 +215,7 @@ impl<'a> Reader<'a> {
         }
         let again = answer.generation() > 1;
         view.used_again |= again;
+        view.has_unseen_replies |= again || matches!(seen, Seen::Expired | Seen::NotStored);
         if seen == Seen::Expired || (again && !view.marks.contains(&Mark::Expires)) {
             view.expires_at_any_time();
         }
@@ -225,6 +231,7 @@ impl<'a> View<'a> {
             requests: Vec::new(),
             calls: Vec::new(),
             marks: Vec::new(),
+            has_unseen_replies: false,
             used_again: false,
             grants: Vec::new(),
             knows_holders: false,
@@ -291,6 +298,7 @@ impl<'a> View<'a> {
             Some(to) => (over && to.state == "in_progress") || to.generation != from.generation,
         };
         self.used_again |= again;
+        self.has_unseen_replies |= again;
         if again || to.is_some_and(|to| to.state == "expired") {
             self.mark_once(Mark::Expires);
         }

@@ -227,6 +227,7 @@ impl<'a> Brute<'a> {
             "unknown" => request.status == 409 && own && matches!(world.record, Record::Unsure(..)),
             "mismatch" => bound.is_some() && !own,
             "expired" => world.record == Record::Gone(request.asks),
+            "reply_not_stored" => own && matches!(world.record, Record::Replied(..)),
             "not_executed" if self.loose() && request.body.is_some() => {
                 world.record == Record::Free(Some(request.asks)) && self.has_come(world, request)
             }
@@ -250,10 +251,10 @@ impl<'a> Brute<'a> {
         let (begun, explained) = (world.begun[place], world.explained[place]);
         let open = self.is_open(world, place);
         let may = match (request.outcome, request.status) {
-            ("executed" | "not_executed", _) => open && !explained,
+            ("executed" | "not_executed" | "expired", _) => open && !explained,
             ("unknown", 409) => open,
             ("unknown", _) => open && !begun,
-            ("replayed" | "conflict" | "expired", _) => open && self.loose(),
+            ("replayed" | "reply_not_stored" | "conflict", _) => open && self.loose(),
             ("" | "unavailable", _) => !begun,
             _ => false,
         };
@@ -313,11 +314,8 @@ impl<'a> Brute<'a> {
                 if released {
                     found.push(Record::Free(Some(asks)));
                 }
-                let alone = matches!(told.0, "" | "unknown");
+                let alone = matches!(told.0, "" | "unknown" | "expired");
                 found.extend(self.replies(world, asks, alone.then_some(since)));
-                if expires && (alone || passed(self.completed_by_hand)) {
-                    found.push(Record::Replied(asks, None));
-                }
             }
         }
         found
@@ -331,8 +329,13 @@ impl<'a> Brute<'a> {
             let come = call.replied.is_some_and(|at| at < world.next);
             let own = since.is_some_and(|since| place >= since) && call.made_for.is_none() && come;
             let made = call.called < world.next;
-            if call.asks == asks && call.shown && (own || by_hand && made) {
-                found.push(Record::Replied(asks, Some(call.body)));
+            let told_of = self.again
+                || self
+                    .requests
+                    .iter()
+                    .any(|request| matches!(request.outcome, "expired" | "reply_not_stored"));
+            if call.asks == asks && (call.shown || told_of) && (own || by_hand && made) {
+                found.push(Record::Replied(asks, call.shown.then_some(call.body)));
             }
         }
         let brought = self
