@@ -3,3 +3,4 @@
 //! Worlds, simulated or real, record a history. One judge reads it, whoever recorded it.
 
 pub mod history; // what happened, as clients, upstream and the store saw it
+pub mod model; // the protocol in small worlds, in every order

@@ -1,0 +1,132 @@
+//! The worlds, and the mistakes that can be made in them.
+
+use onceward::record::Effects;
+
+use super::state::{ATTEMPTS, Attempt, Role, State, Ticks};
+
+/// How long things need to settle: one tick is [`onceward::machine::SETTLE`].
+pub(super) const SETTLE: Ticks = 1;
+
+/// What can happen, and how long things take.
+#[derive(Clone, Copy, Debug)]
+pub struct World {
+    /// Its name.
+    pub name: &'static str,
+    /// Who comes, and what they ask.
+    pub(super) comers: &'static [(Role, u8)],
+    /// What the route declares.
+    pub(super) effects: Effects,
+    pub(super) lease: Ticks,
+    pub(super) max_execution: Ticks,
+    /// From rest to tombstone; `None` for never.
+    pub(super) retention: Option<Ticks>,
+    pub(super) tombstone: Ticks,
+    pub(super) expired_runs_again: bool,
+    /// Whether leases are renewed.
+    pub(super) renews: bool,
+    /// Whether a copy of a reserve may arrive when its attempt no longer waits for it.
+    pub(super) late_reserves: bool,
+    /// Whether copies of writes may arrive when their attempt is done or dead.
+    pub(super) late_writes: bool,
+    /// Whether a reconciler probes upstream.
+    pub(super) reconciler: bool,
+    /// Whether an operator who knows the truth resolves and voids.
+    pub(super) operator: bool,
+}
+
+const REQUEST: (Role, u8) = (Role::Request, 1);
+const OTHER_REQUEST: (Role, u8) = (Role::Request, 2);
+
+/// Two requests on a route that calls somebody else, for ever.
+pub(super) const PLAIN: World = World {
+    name: "two requests",
+    comers: &[REQUEST, REQUEST],
+    effects: Effects::External,
+    lease: 1,
+    max_execution: 1,
+    retention: None,
+    tombstone: 0,
+    expired_runs_again: false,
+    renews: true,
+    late_reserves: true,
+    late_writes: true,
+    reconciler: false,
+    operator: false,
+};
+
+/// The key lives and dies: retention, tombstone, purge, void.
+pub(super) const RETENTION: World = World {
+    retention: Some(1),
+    tombstone: 1,
+    expired_runs_again: true,
+    operator: true,
+    renews: false,
+    late_reserves: false,
+    late_writes: false,
+    ..PLAIN
+};
+
+/// Worlds that are explored in a moment, even without optimisation.
+pub const SMALL: &[World] = &[
+    World { name: "two requests", ..PLAIN },
+    World { name: "no effects", effects: Effects::None, ..PLAIN },
+    World { name: "phased", effects: Effects::Phased, ..PLAIN },
+    World {
+        name: "accepted for later",
+        comers: &[(Role::Accepts, 1), (Role::Claims, 1), (Role::Claims, 1)],
+        ..PLAIN
+    },
+];
+
+/// All worlds.
+pub const ALL: &[World] = &[
+    World { name: "longer lease", lease: 2, ..PLAIN },
+    World { name: "longer execution", max_execution: 2, ..PLAIN },
+    World { name: "undeclared", effects: Effects::Undeclared, ..PLAIN },
+    World { name: "reconciler", reconciler: true, renews: false, late_reserves: false, ..PLAIN },
+    World { name: "reconciler+renew", reconciler: true, late_reserves: false, ..PLAIN },
+    World { name: "reconciler+late res", reconciler: true, renews: false, ..PLAIN },
+    World { name: "operator", operator: true, ..PLAIN },
+    World { name: "one request, everything", comers: &[REQUEST], reconciler: true, renews: true, late_reserves: true, late_writes: true, ..RETENTION },
+    World { name: "retention", ..RETENTION },
+    World { name: "retention, 410", expired_runs_again: false, ..RETENTION },
+    World { name: "retention, late writes", late_writes: true, ..RETENTION },
+    World { name: "retention, late reserves", late_reserves: true, ..RETENTION },
+    World { name: "two fingerprints, tombstone", comers: &[REQUEST, OTHER_REQUEST], expired_runs_again: false, late_writes: true, ..RETENTION },
+    World { name: "two fingerprints, hard delete", comers: &[REQUEST, OTHER_REQUEST], tombstone: 0, late_writes: true, ..RETENTION },
+    World { name: "three requests", comers: &[REQUEST, REQUEST, REQUEST], renews: false, late_reserves: false, ..PLAIN },
+    World { name: "three requests, two fp", comers: &[REQUEST, REQUEST, OTHER_REQUEST], renews: false, late_reserves: false, operator: true, ..PLAIN },
+    World { name: "three requests, no effects", comers: &[REQUEST, REQUEST, REQUEST], effects: Effects::None, renews: false, late_reserves: false, ..PLAIN },
+    World { name: "three requests, undeclared", comers: &[REQUEST, REQUEST, REQUEST], effects: Effects::Undeclared, renews: false, late_reserves: false, late_writes: false, ..PLAIN },
+];
+
+impl World {
+    pub(super) fn start(&self) -> State {
+        let comer = |slot: usize| self.comers.get(slot).copied().unwrap_or((Role::Absent, 0));
+        let attempts: [Attempt; ATTEMPTS] = std::array::from_fn(|slot| {
+            let (role, asks) = comer(slot);
+            Attempt::new(role, asks)
+        });
+        State {
+            record: None,
+            attempts,
+            reconciler: super::state::Reconciler::Idle,
+            uses: 0,
+            fence_max: None,
+        }
+    }
+
+    /// Whether work on this route does something to the world.
+    pub(super) fn acts(&self) -> bool {
+        matches!(self.effects, Effects::External | Effects::Undeclared)
+    }
+
+    /// Below this, the end of a lease makes no difference any more.
+    pub(super) fn lease_floor(&self) -> Ticks {
+        if self.reconciler {
+            -(self.max_execution + SETTLE + super::state::PROBE_KEPT)
+        } else {
+            0
+        }
+    }
+}
