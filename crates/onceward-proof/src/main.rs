@@ -18,19 +18,13 @@ enum Command {
 
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
-        Command::Model => {
-            for world in model::SMALL.iter().chain(model::ALL) {
-                let e = model::explore(*world, None);
-                println!("{:40} {:>8} states {:>9} trans depth {} {:.2?}", world.name, e.states, e.transitions, e.depth, e.took);
-                if let Some(c) = e.counterexample { println!("{c}"); }
-            }
-            let mut seen = model::Seen::default();
-            for m in model::Mistake::ALL {
-                let e = model::explore(m.world(), Some(m));
-                println!("{:60} {:>8} states {:.2?}", m.text(), e.states, e.took);
-                match e.counterexample { Some(c) => println!("{c}"), None => println!("   NOT FOUND") }
-            }
-            Ok(())
-        }
+        Command::Model => explore_model(),
     }
+}
+
+fn explore_model() -> anyhow::Result<()> {
+    let report = model::run(&[model::SMALL, model::LARGE].concat());
+    print!("{report}");
+    anyhow::ensure!(report.holds(), "the model does not hold");
+    Ok(())
 }

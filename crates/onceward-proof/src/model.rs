@@ -11,6 +11,7 @@ mod label; // what steps are called
 mod laws; // what must hold whenever the record changes
 mod mistake; // errors made on purpose
 mod protocol; // what an attempt does
+mod report; // the table
 mod situation; // what must have come up
 mod state; // a state, in canonical form
 mod steps; // all steps from a state
@@ -22,8 +23,9 @@ mod tests;
 
 pub use explore::{Counterexample, Explored};
 pub use mistake::Mistake;
+pub use report::{Report, run};
 pub use situation::{Seen, Situation};
-pub use world::{ALL, SMALL, World};
+pub use world::{LARGE, SMALL, World};
 
 /// A world may not have more states than this.
 const STATES_MAX: usize = 4_000_000;

@@ -28,7 +28,7 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
         upstream(slot, steps);
     }
     let Some(record) = from.record else { return };
-    if !steps.makes(Mistake::UnknownIsForgotten) {
+    if !steps.makes(Mistake::NeverSwept) {
         steps.fair(Label::Sweeps, |turn| turn.sweep());
     }
     if steps.world.retention.is_some() {
@@ -58,9 +58,11 @@ fn acts(turn: &mut Turn<'_>, slot: usize) {
     turn.state.attempts[slot].call = Call::Acted(fresh);
     let attempt = turn.state.attempts[slot];
     let use_no = attempt.lease.map(|lease| lease.use_no);
-    let acted = turn.state.attempts.iter().filter(|other| {
-        other.has_acted() && other.lease.map(|lease| lease.use_no) == use_no
-    });
+    let acted = turn
+        .state
+        .attempts
+        .iter()
+        .filter(|other| other.has_acted() && other.lease.map(|lease| lease.use_no) == use_no);
     let (mut all, mut counted) = (0, 0);
     for attempt in acted {
         all += 1;

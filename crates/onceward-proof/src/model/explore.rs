@@ -111,7 +111,8 @@ pub(super) fn explore<M: System>(system: &M, states_at_most: usize) -> Explored 
     }
     if wrong.is_none() {
         let stuck = search.cannot_rest(system);
-        wrong = stuck.map(|state| (state, "live: no fair way leads to rest from here".into(), None));
+        wrong =
+            stuck.map(|state| (state, "live: no fair way leads to rest from here".into(), None));
     }
     let counterexample = wrong.map(|(state, wrong, last)| {
         let steps = search.way_to(system, state, last);

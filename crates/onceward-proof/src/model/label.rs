@@ -7,6 +7,7 @@ use super::state::Message;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Label {
     Asks(usize),
+    Looks(usize),
     AsksAgain(usize),
     GivesUp(usize),
     Answered(usize, Message),
@@ -39,6 +40,7 @@ impl fmt::Display for Label {
         let a = |slot: &usize| ["A", "B", "C"].get(*slot).copied().unwrap_or("?");
         match self {
             Label::Asks(slot) => write!(f, "{} sends its reserve", a(slot)),
+            Label::Looks(slot) => write!(f, "{} looks without taking", a(slot)),
             Label::AsksAgain(slot) => write!(f, "{} sends its reserve again", a(slot)),
             Label::GivesUp(slot) => write!(f, "{} gives up waiting for its reserve", a(slot)),
             Label::Answered(slot, message) => {

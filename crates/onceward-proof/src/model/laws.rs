@@ -27,7 +27,9 @@ pub(super) fn judge(turn: &mut Turn<'_>, before: Option<Stored>, cause: Cause) {
     }
     let verdict = match cause {
         Cause::Reserve { .. } => reserved(turn, before, after, cause),
-        Cause::Write { name, fence, completes } => written(turn, before, after, name, fence, completes),
+        Cause::Write { name, fence, completes } => {
+            written(turn, before, after, name, fence, completes)
+        }
         Cause::Sweep => swept(turn, before, after),
         Cause::Reap => reaped(turn, before, after),
         Cause::Resolve { release, void, by } => resolved(turn, before, after, release, void, by),
@@ -98,6 +100,10 @@ fn reserved(
             turn.see(Situation::ReservedAgain, true);
             turn.see(Situation::TwoGrants, true);
             law(granted, "I3: a record was taken without a grant")
+        }
+        (FailedRetryable, Pending) => {
+            turn.see(Situation::AcceptedAgain, true);
+            Ok(())
         }
         (Unknown, _) => law(false, "I4: a reserve moved an unknown record"),
         (from, to) => Err(format!("no arrow from {} to {} by reserve", from.name(), to.name())),

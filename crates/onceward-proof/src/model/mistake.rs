@@ -44,17 +44,20 @@ mistakes! {
     ReapsWhatIsNotTerminal: "the reaper takes what is not terminal",
     FenceRestarts: "the fence starts again after a purge",
     MismatchNotChecked: "the fingerprint is not compared",
-    LaterUseIsTrusted: "a superseded attempt is told of whatever has its generation's number",
-    UnknownIsForgotten: "an attempt that vanished is never swept",
+    LaterUseIsTrusted: "a superseded attempt is told of another request",
+    NeverSwept: "there is no sweeper",
 }
 
 impl Mistake {
     /// A small world in which it shows.
     pub fn world(self) -> World {
         match self {
-            Mistake::OneEarlyProbe | Mistake::ProbesNotApart => {
-                World { name: "reconciler", comers: &[(Role::Request, 1)], reconciler: true, ..PLAIN }
-            }
+            Mistake::OneEarlyProbe | Mistake::ProbesNotApart => World {
+                name: "reconciler",
+                comers: &[(Role::Request, 1)],
+                reconciler: true,
+                ..PLAIN
+            },
             Mistake::CompletesAfterRelease => {
                 World { name: "no effects", effects: Effects::None, ..PLAIN }
             }

@@ -7,7 +7,7 @@
 use onceward::{
     machine::{self, Decision, Refusal},
     record::{Effects, Record, State as RecordState},
-    store::{Mode, Proof, Reservation, Resolution, Write, Written},
+    store::{Ask, Mode, Proof, Reservation, Resolution, Write, Written},
 };
 
 use super::{
@@ -15,8 +15,8 @@ use super::{
     mistake::Mistake,
     situation::Situation,
     state::{Answer, Attempt, Call, Ending, Held, Looked, Message, Phase, Role},
-    store::{By, Turn, name_of, now, reply_of, whose},
     steps::Steps,
+    store::{By, Turn, name_of, now, reply_of, whose},
     world::SETTLE,
 };
 
@@ -29,6 +29,10 @@ pub(super) fn steps(slot: usize, steps: &mut Steps<'_>) {
     match attempt.phase {
         Phase::Idle if attempt.role != Role::Absent => {
             steps.fair(Label::Asks(slot), |turn| asks(turn, slot));
+            steps.unfair(Label::Looks(slot), |turn| {
+                let decision = turn.look(slot);
+                told(turn, slot, &decision);
+            });
         }
         Phase::Asking => asking(slot, attempt, steps),
         Phase::Withdrawing => {
@@ -143,10 +147,10 @@ fn told(turn: &mut Turn<'_>, slot: usize, decision: &Decision) {
                 turn.wrong("I9: the same request was refused as another");
             }
         }
+        Decision::Refuse(Refusal::NotTaken) => {}
         Decision::Refuse(refusal) => {
             turn.see(Situation::ToldUnknown, *refusal == Refusal::OutcomeUnknown);
-            let other = turn.state.record.is_some_and(|record| record.asks != asks);
-            if other && turn.state.attempts[slot].lease.is_none() {
+            if turn.state.record.is_some_and(|record| record.asks != asks) {
                 turn.wrong("I9: a request was told how another stands");
             }
         }
@@ -310,20 +314,19 @@ fn is_ours_and_unknown(turn: &Turn<'_>, slot: usize, record: &Record) -> bool {
 }
 
 /// The record says what the client of a superseded attempt is told, if it is still about the same
-/// use of the key.
+/// use of the key: the same generation, and the same request, since a purged key counts anew.
 fn tell_superseded(turn: &mut Turn<'_>, slot: usize, record: Option<Box<Record>>) {
-    let attempt = turn.state.attempts[slot];
-    let Some(held) = attempt.lease else { return };
-    let same_use = record.filter(|record| record.generation == u32::from(held.generation));
-    let mut ask = turn.ask(slot);
-    ask.mode = Mode::LookupOnly;
-    let Some(record) = same_use else { return };
+    let Some(held) = turn.state.attempts[slot].lease else { return };
+    let mut ask = Ask { mode: Mode::LookupOnly, ..turn.ask(slot) };
+    let Some(record) = record else { return };
     if turn.makes(Mistake::LaterUseIsTrusted) {
         ask.fingerprint = record.fingerprint;
     }
-    let reservation = Reservation::Occupied { record, lease_ran_out: false };
-    let decision = machine::decide(reservation, &ask, now());
-    told(turn, slot, &decision);
+    let same_request = record.fingerprint == ask.fingerprint;
+    if record.generation == u32::from(held.generation) && same_request {
+        let reservation = Reservation::Occupied { record, lease_ran_out: false };
+        told(turn, slot, &machine::decide(reservation, &ask, now()));
+    }
 }
 
 /// The attempt no longer waits for its reserve.

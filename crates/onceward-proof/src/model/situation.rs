@@ -56,6 +56,7 @@ macro_rules! situations {
 situations! {
     Reserved: "(none) -> in_progress by reserve",
     Accepted: "(none) -> pending by accept",
+    AcceptedAgain: "failed_retryable -> pending by accept",
     Claimed: "pending -> in_progress by claim",
     Completed: "in_progress -> completed",
     Released: "in_progress -> failed_retryable by release",

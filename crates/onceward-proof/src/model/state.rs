@@ -207,9 +207,15 @@ impl Sent {
 pub(super) enum Reconciler {
     Idle,
     /// A first probe found nothing.
-    Probed { of: Looked, first: Ticks },
+    Probed {
+        of: Looked,
+        first: Ticks,
+    },
     /// It decided, and its word may reach the store at any time.
-    Decided { of: Looked, verdict: Verdict },
+    Decided {
+        of: Looked,
+        verdict: Verdict,
+    },
 }
 
 /// The record that was looked at.
@@ -285,7 +291,14 @@ impl State {
             completed @ Reconciler::Decided { verdict: Verdict::Completed(_), .. } => completed,
             _ => Reconciler::Idle,
         };
+        self.clock_moves();
+    }
+
+    /// The clock is past every fence that was granted. It moves with a tick, and before a purge:
+    /// between a grant and the purge of its record lies more than a microsecond, see ADR 0005.
+    pub(super) fn clock_moves(&mut self) {
         self.each_fence(|fence| *fence -= FENCES_PER_TICK);
+        self.number_fences();
     }
 
     /// Forgets what no step can depend on any more.

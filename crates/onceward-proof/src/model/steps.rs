@@ -53,15 +53,18 @@ impl System for Protocol {
     /// The record is at rest, or unknown with a ticket, and no attempt is at work. What nobody is
     /// left to take up, because the world has no more comers, counts too.
     fn is_at_rest(&self, state: &State) -> bool {
-        let nobody_comes = !state.attempts.iter().any(|attempt| {
-            attempt.phase == Phase::Idle && attempt.role != Role::Absent
-        });
+        let nobody_comes = !state
+            .attempts
+            .iter()
+            .any(|attempt| attempt.phase == Phase::Idle && attempt.role != Role::Absent);
         let record = state.record.is_none_or(|record| match record.state {
             RecordState::Completed | RecordState::FailedRetryable | RecordState::Expired => true,
             RecordState::Unknown => record.has_ticket,
             RecordState::Pending => nobody_comes,
             RecordState::InProgress => {
-                record.effects == onceward::Effects::Phased && record.lease_until <= 0 && nobody_comes
+                record.effects == onceward::Effects::Phased
+                    && record.lease_until <= 0
+                    && nobody_comes
             }
         });
         record && state.attempts.iter().all(|attempt| attempt.is_over())

@@ -7,7 +7,7 @@ use http::StatusCode;
 use onceward::{
     clock::Timestamp,
     fingerprint::Fingerprint,
-    machine::{self, Change},
+    machine::{self, Change, Decision},
     record::{AttemptId, Effects, Fence, Lease, Record, RecordId, State as RecordState},
     reply::{Reply, ReplyBody},
     store::{
@@ -162,6 +162,16 @@ impl Turn<'_> {
         step.answer
     }
 
+    /// Looks without taking: whatever is found, nothing changes.
+    pub(super) fn look(&mut self, slot: usize) -> Decision {
+        let ask = Ask { mode: Mode::LookupOnly, ..self.ask(slot) };
+        let step = machine::reserve(self.found().as_ref(), &ask, now());
+        if step.change != Change::Keep {
+            self.wrong("a look changed the record");
+        }
+        machine::decide(step.answer, &ask, now())
+    }
+
     pub(super) fn sweep(&mut self) {
         let Some(mut record) = self.found() else { return };
         if self.makes(Mistake::SweepsLiveLeases) {
@@ -194,7 +204,7 @@ impl Turn<'_> {
             reason: "".into(),
         };
         // The mistaken reconciler counts two probes that came at once as one settle apart.
-        let later = self.makes(Mistake::ProbesNotApart) && by == By::Reconciler;
+        let later = self.makes(Mistake::ProbesNotApart) && release;
         let now = if later { at(1) } else { now() };
         let step = machine::resolve(self.found().as_ref(), resolve, now);
         self.apply(step.change, Cause::Resolve { release, void, by });
@@ -214,11 +224,13 @@ impl Turn<'_> {
         };
         self.state.record = match change {
             Change::Keep => return,
-            Change::Remove => None,
-            Change::Put(record) => Some(Stored {
-                effects: self.world.effects,
-                ..pack(&record, use_no)
-            }),
+            Change::Remove => {
+                self.state.clock_moves();
+                None
+            }
+            Change::Put(record) => {
+                Some(Stored { effects: self.world.effects, ..pack(&record, use_no) })
+            }
         };
         laws::judge(self, before, cause);
     }

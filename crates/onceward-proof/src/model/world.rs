@@ -66,39 +66,112 @@ pub(super) const RETENTION: World = World {
     ..PLAIN
 };
 
-/// Worlds that are explored in a moment, even without optimisation.
+/// Small worlds: together they see everything, in a moment even without optimisation.
 pub const SMALL: &[World] = &[
-    World { name: "two requests", ..PLAIN },
-    World { name: "no effects", effects: Effects::None, ..PLAIN },
-    World { name: "phased", effects: Effects::Phased, ..PLAIN },
+    World { name: "two requests", renews: false, ..PLAIN },
+    World { name: "one request that renews", comers: &[REQUEST], reconciler: true, ..PLAIN },
+    World { name: "no effects", effects: Effects::None, renews: false, ..PLAIN },
+    World {
+        name: "phased",
+        effects: Effects::Phased,
+        renews: false,
+        late_reserves: false,
+        ..PLAIN
+    },
+    World {
+        name: "a status declared re-runnable",
+        effects: Effects::Undeclared,
+        renews: false,
+        late_reserves: false,
+        late_writes: false,
+        ..PLAIN
+    },
     World {
         name: "accepted for later",
-        comers: &[(Role::Accepts, 1), (Role::Claims, 1), (Role::Claims, 1)],
+        comers: &[(Role::Accepts, 1), (Role::Claims, 1)],
+        renews: false,
         ..PLAIN
+    },
+    World {
+        name: "one key that lives and dies",
+        comers: &[REQUEST],
+        reconciler: true,
+        ..RETENTION
+    },
+    World {
+        name: "two fingerprints, no tombstone",
+        comers: &[REQUEST, OTHER_REQUEST],
+        expired_runs_again: false,
+        tombstone: 0,
+        ..RETENTION
+    },
+    World { name: "two requests, expired is 410", expired_runs_again: false, ..RETENTION },
+];
+
+/// Larger worlds.
+pub const LARGE: &[World] = &[
+    World { name: "two requests that renew", ..PLAIN },
+    World { name: "two requests, longer times", lease: 2, max_execution: 2, ..PLAIN },
+    World { name: "two requests, re-runnable status", effects: Effects::Undeclared, ..PLAIN },
+    World { name: "two requests, no effects", effects: Effects::None, ..PLAIN },
+    World { name: "two requests, phased", effects: Effects::Phased, ..PLAIN },
+    World { name: "two requests, reconciler", reconciler: true, late_reserves: false, ..PLAIN },
+    World { name: "two requests, operator", operator: true, ..PLAIN },
+    World {
+        name: "two workers claim",
+        comers: &[(Role::Accepts, 1), (Role::Claims, 1), (Role::Claims, 1)],
+        renews: false,
+        late_writes: false,
+        ..PLAIN
+    },
+    World {
+        name: "one request, everything at once",
+        comers: &[REQUEST],
+        reconciler: true,
+        renews: true,
+        late_reserves: true,
+        late_writes: true,
+        ..RETENTION
+    },
+    World { name: "retention, late writes", late_writes: true, ..RETENTION },
+    World { name: "retention, late reserves", late_reserves: true, ..RETENTION },
+    World {
+        name: "two fingerprints",
+        comers: &[REQUEST, OTHER_REQUEST],
+        expired_runs_again: false,
+        late_writes: true,
+        ..RETENTION
+    },
+    World {
+        name: "two fingerprints, no tombstone, late",
+        comers: &[REQUEST, OTHER_REQUEST],
+        tombstone: 0,
+        late_writes: true,
+        ..RETENTION
+    },
+    World { name: "three requests", late_writes: true, ..THREE },
+    World {
+        name: "three requests, no effects",
+        effects: Effects::None,
+        late_writes: true,
+        ..THREE
+    },
+    World { name: "three requests, re-runnable status", effects: Effects::Undeclared, ..THREE },
+    World {
+        name: "three requests, two fingerprints",
+        comers: &[REQUEST, REQUEST, OTHER_REQUEST],
+        late_writes: true,
+        ..THREE
     },
 ];
 
-/// All worlds.
-pub const ALL: &[World] = &[
-    World { name: "longer lease", lease: 2, ..PLAIN },
-    World { name: "longer execution", max_execution: 2, ..PLAIN },
-    World { name: "undeclared", effects: Effects::Undeclared, ..PLAIN },
-    World { name: "reconciler", reconciler: true, renews: false, late_reserves: false, ..PLAIN },
-    World { name: "reconciler+renew", reconciler: true, late_reserves: false, ..PLAIN },
-    World { name: "reconciler+late res", reconciler: true, renews: false, ..PLAIN },
-    World { name: "operator", operator: true, ..PLAIN },
-    World { name: "one request, everything", comers: &[REQUEST], reconciler: true, renews: true, late_reserves: true, late_writes: true, ..RETENTION },
-    World { name: "retention", ..RETENTION },
-    World { name: "retention, 410", expired_runs_again: false, ..RETENTION },
-    World { name: "retention, late writes", late_writes: true, ..RETENTION },
-    World { name: "retention, late reserves", late_reserves: true, ..RETENTION },
-    World { name: "two fingerprints, tombstone", comers: &[REQUEST, OTHER_REQUEST], expired_runs_again: false, late_writes: true, ..RETENTION },
-    World { name: "two fingerprints, hard delete", comers: &[REQUEST, OTHER_REQUEST], tombstone: 0, late_writes: true, ..RETENTION },
-    World { name: "three requests", comers: &[REQUEST, REQUEST, REQUEST], renews: false, late_reserves: false, ..PLAIN },
-    World { name: "three requests, two fp", comers: &[REQUEST, REQUEST, OTHER_REQUEST], renews: false, late_reserves: false, operator: true, ..PLAIN },
-    World { name: "three requests, no effects", comers: &[REQUEST, REQUEST, REQUEST], effects: Effects::None, renews: false, late_reserves: false, ..PLAIN },
-    World { name: "three requests, undeclared", comers: &[REQUEST, REQUEST, REQUEST], effects: Effects::Undeclared, renews: false, late_reserves: false, late_writes: false, ..PLAIN },
-];
+const THREE: World = World {
+    comers: &[REQUEST, REQUEST, REQUEST],
+    renews: false,
+    late_reserves: false,
+    late_writes: false,
+    ..PLAIN
+};
 
 impl World {
     pub(super) fn start(&self) -> State {
@@ -123,10 +196,6 @@ impl World {
 
     /// Below this, the end of a lease makes no difference any more.
     pub(super) fn lease_floor(&self) -> Ticks {
-        if self.reconciler {
-            -(self.max_execution + SETTLE + super::state::PROBE_KEPT)
-        } else {
-            0
-        }
+        if self.reconciler { -(self.max_execution + SETTLE + super::state::PROBE_KEPT) } else { 0 }
     }
 }
