@@ -4,6 +4,15 @@
 //! around them is what the engine, upstream, the workers and the network do, as messages that get
 //! lost, come twice and come late. The explorer is our own and small, since `stateright` would bring
 //! a web server into the build.
+//!
+//! What is checked: that no step breaks a law (`laws`, and where upstream is called, acts and clients
+//! are told), that from every state rest can be reached by fair steps alone, and that everything
+//! worth being afraid of came up somewhere (`situation`). Errors made on purpose (`mistake`) show
+//! that it would be found.
+//!
+//! What is assumed: upstream acts within `max_execution` and a settle after it was called, a probe
+//! sees what is older than a settle, an operator is right, clocks neither drift apart nor go back,
+//! and the store keeps what it acknowledged.
 
 mod around; // time, upstream, workers
 mod explore; // every state, breadth first

@@ -99,7 +99,8 @@ fn reserved(
         (FailedRetryable, InProgress) => {
             turn.see(Situation::ReservedAgain, true);
             turn.see(Situation::TwoGrants, true);
-            law(granted, "I3: a record was taken without a grant")
+            law(granted, "I3: a record was taken without a grant")?;
+            law(before.attempt != name, "an attempt that gave its record back got it again")
         }
         (FailedRetryable, Pending) => {
             turn.see(Situation::AcceptedAgain, true);

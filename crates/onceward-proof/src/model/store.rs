@@ -158,6 +158,12 @@ impl Turn<'_> {
             self.see(Situation::SupersededByResolve, by_resolve);
             self.see(Situation::SupersededCompletion, !by_resolve);
         }
+        let superseded = matches!(step.answer, Written::Superseded(Some(_)));
+        let late = found.as_ref().is_some_and(|record| record.state == RecordState::Unknown);
+        let applied = step.answer == Written::Applied;
+        if completes && (superseded || (late && applied)) && step.audit.is_none() {
+            self.wrong("a result that came late was not kept as evidence");
+        }
         self.apply(step.change, Cause::Write { name, fence: held.fence, completes });
         step.answer
     }
@@ -181,6 +187,9 @@ impl Turn<'_> {
             record.effects = Effects::None;
         }
         let step = machine::sweep(&record, now());
+        if step.answer.is_some() && step.audit.is_none() {
+            self.wrong("the end of a lease was not audited");
+        }
         self.apply(step.change, Cause::Sweep);
     }
 
@@ -207,6 +216,9 @@ impl Turn<'_> {
         let later = self.makes(Mistake::ProbesNotApart) && release;
         let now = if later { at(1) } else { now() };
         let step = machine::resolve(self.found().as_ref(), resolve, now);
+        if matches!(step.answer, Resolved::Applied(_)) && step.audit.is_none() {
+            self.wrong("a resolution was not audited");
+        }
         self.apply(step.change, Cause::Resolve { release, void, by });
         step.answer
     }

@@ -94,6 +94,7 @@ pub const SMALL: &[World] = &[
     },
     World {
         name: "one key that lives and dies",
+        expired_runs_again: false,
         comers: &[REQUEST],
         reconciler: true,
         ..RETENTION
@@ -105,7 +106,7 @@ pub const SMALL: &[World] = &[
         tombstone: 0,
         ..RETENTION
     },
-    World { name: "two requests, expired is 410", expired_runs_again: false, ..RETENTION },
+    World { name: "two requests, an expired key runs again", operator: false, ..RETENTION },
 ];
 
 /// Larger worlds.
@@ -133,6 +134,7 @@ pub const LARGE: &[World] = &[
         late_writes: true,
         ..RETENTION
     },
+    World { name: "retention, expired is 410", expired_runs_again: false, ..RETENTION },
     World { name: "retention, late writes", late_writes: true, ..RETENTION },
     World { name: "retention, late reserves", late_reserves: true, ..RETENTION },
     World {
