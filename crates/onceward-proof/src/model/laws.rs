@@ -193,7 +193,9 @@ fn reaped(turn: &mut Turn<'_>, before: Option<Stored>, after: Option<Stored>) ->
         return law(gone, "I11: a tombstone was purged before its time");
     };
     turn.see(Situation::CompletedExpired, before.state == RecordState::Completed);
-    turn.see(Situation::RetryableExpired, before.state == RecordState::FailedRetryable);
+    let never_acted = before.state == RecordState::FailedRetryable;
+    turn.see(Situation::RetryableExpired, never_acted);
+    law(after.void || !never_acted, "the tombstone of what never acted is not void")?;
     law(after.state == RecordState::Expired, "I11: the reaper left something else than a tombstone")
 }
 
@@ -210,15 +212,21 @@ fn resolved(
     };
     if void {
         turn.see(Situation::Voided, true);
-        return law(before.state == RecordState::Completed, "void of what is not completed");
+        law(before.state == RecordState::Completed, "void of what is not completed")?;
+        let voided = after.state == RecordState::Expired && after.void;
+        return law(voided, "void left something behind the tombstone");
     }
     let open = before.state == RecordState::Unknown || lease_is_over(&before);
     law(open, "I4: a resolution of a record that is not unknown")?;
     if !release {
         turn.see(Situation::FoundCompleted, by == By::Reconciler);
         turn.see(Situation::OperatorCompleted, by == By::Operator);
+        let newer = after.fence > before.fence;
+        law(newer, "I3: the attempt's own later word would pass for a repetition")?;
+        turn.state.fence_max = turn.state.fence_max.max(Some(after.fence));
         return law(after.state == RecordState::Completed, "a resolution that did not resolve");
     }
+    law(after.state == RecordState::FailedRetryable, "a release that did not release")?;
     turn.see(Situation::FoundNotExecuted, by == By::Reconciler);
     turn.see(Situation::OperatorReleased, by == By::Operator);
     turn.see(Situation::GivenBack, by == By::Attempt);
