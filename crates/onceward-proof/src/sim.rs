@@ -21,6 +21,7 @@ pub mod choices; // every choice of a run, from one place
 pub mod options; // what a world is like
 pub mod faults; // what breaks, by name
 pub mod bugs; // deliberate bugs, to see that they are found
+mod panics; // tasks that panic must not go unnoticed
 mod world; // what all parts of a run share
 mod node; // processes that die and stand still
 mod store; // the store behind a bad network
@@ -84,6 +85,8 @@ pub fn run_list(list: Vec<u32>, bug: Option<Bug>) -> Run {
 
 /// Runs a world.
 pub fn run(options: Options, choices: Choices, bug: Option<Bug>) -> Run {
+    panics::watch();
+    let panics_before = panics::seen();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -100,11 +103,16 @@ pub fn run(options: Options, choices: Choices, bug: Option<Bug>) -> Run {
     });
     drop(runtime);
     let excused = remains.judge.exempted();
+    let panicked = (panics::seen() > panics_before).then(|| Violation {
+        invariant: "PANIC",
+        subject: None,
+        what: "a task panicked".into(),
+    });
     let finished = remains.judge.finish(&remains.history).err();
     let mut hash = DefaultHasher::new();
     remains.history.hash(&mut hash);
     Run {
-        violation: remains.violation.or(finished),
+        violation: panicked.or(remains.violation).or(finished),
         history: remains.history,
         choices: remains.choices.made().to_vec(),
         faults: remains.faults,
