@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use onceward_proof::{
-    check, gate, history,
+    check, gate, history, model,
     sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
 };
 
@@ -40,6 +40,8 @@ enum What {
         #[arg(long, default_value_t = 2)]
         deviations: u32,
     },
+    /// Explores every state of the protocol in small worlds, and finds mistakes made on purpose.
+    Model,
     /// One simulated world.
     Sim(Sim),
     /// The deliberate bugs, and the seeds that find them.
@@ -80,11 +82,18 @@ struct Sim {
 fn main() -> anyhow::Result<ExitCode> {
     let passed = match Arguments::parse().what {
         What::Gate { seeds, from, deviations } => gate::run(from..from + seeds, deviations),
+        What::Model => explore_model(),
         What::Sim(sim) => simulate(sim)?,
         What::Bugs { seeds } => gate::bugs(seeds),
         What::Check { file } => judge(&file)?,
     };
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn explore_model() -> bool {
+    let report = model::run(&[model::SMALL, model::LARGE].concat());
+    print!("{report}");
+    report.holds()
 }
 
 fn simulate(asked: Sim) -> anyhow::Result<bool> {

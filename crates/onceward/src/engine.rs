@@ -35,7 +35,7 @@ use crate::{
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
     scope::ScopeRule,
-    store::{Identity, Store, Write, Written},
+    store::{Ask, Identity, Store, Write, Written},
 };
 
 mod answer;
@@ -226,9 +226,11 @@ impl Engine {
             generation = field::Empty,
             outcome = field::Empty,
         );
-        let call = Call { engine: &self, admitted: &admitted, answer: Some(answer) };
         let running = self.drain.enter();
-        call.lead(&parts, body, handler).instrument(span).await;
+        let ask = self.ask(&admitted, &parts, &body);
+        drop(body);
+        let call = Call { engine: &self, admitted: &admitted, ask: &ask, answer: Some(answer) };
+        call.lead(handler).instrument(span).await;
         drop(running);
     }
 
@@ -252,17 +254,16 @@ impl Engine {
 struct Call<'a, R> {
     engine: &'a Engine,
     admitted: &'a Admitted,
+    ask: &'a Ask,
     answer: Option<oneshot::Sender<Answer<R>>>,
 }
 
 impl<R: Send + 'static> Call<'_, R> {
-    async fn lead<H>(mut self, parts: &request::Parts, body: Bytes, handler: H)
+    async fn lead<H>(mut self, handler: H)
     where
         H: Handler<Rest = R>,
     {
-        let ask = self.engine.ask(self.admitted, parts, &body);
-        drop(body);
-        match self.engine.begin(&ask, self.admitted.wait).await {
+        match self.engine.begin(self.ask, self.admitted.wait).await {
             Begun::Decided(Decision::Execute(lease), deadline) => {
                 self.execute(lease, deadline, handler).await;
             }
@@ -277,7 +278,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 // It will not run, and an outage must not fill the memory with request bodies.
                 drop(handler);
                 if may_be_granted {
-                    self.engine.withdraw(ask).await;
+                    self.engine.withdraw(self.ask).await;
                 }
             }
         }
@@ -428,8 +429,7 @@ impl<R: Send + 'static> Call<'_, R> {
     async fn superseded(&mut self, lease: &Lease, record: Option<Box<Record>>) {
         warn!("an attempt was superseded; its result is kept as evidence");
         observe::fenced_write(&self.admitted.policy.name);
-        // A later generation may belong to another request: what it says is not for this client.
-        let same_use = record.filter(|record| record.generation == lease.generation);
+        let same_use = record.filter(|record| self.is_same_use(lease, record));
         let decision = same_use.map(|record| self.engine.decide_on(record));
         match decision {
             Some(Decision::Replay { reply, expires_at, generation }) => {
@@ -438,6 +438,17 @@ impl<R: Send + 'static> Call<'_, R> {
             Some(Decision::Refuse(refusal)) => self.refuse(&refusal),
             _ => self.refuse(&Refusal::OutcomeUnknown),
         }
+    }
+
+    /// Whether a record still belongs to the use of the key in which we were granted it. What a later
+    /// use says is not for this client, and may be about another request. Generations are counted
+    /// anew once a tombstone was purged; a fence is never below the time of its grant.
+    fn is_same_use(&self, lease: &Lease, record: &Record) -> bool {
+        record.generation == lease.generation
+            && record.fingerprint == self.ask.fingerprint
+            && record.created_at.as_micros() <= lease.fence.number()
+            // Nothing stands behind such a tombstone, so that it says nothing about this attempt.
+            && !record.void
     }
 }
 

@@ -76,7 +76,8 @@ mod tests {
     #[test]
     fn a_list_repeats_what_a_seed_chose() {
         let ask = |choices: &mut Choices| -> Vec<u32> {
-            (1..200).map(|n| if n % 3 == 0 { choices.fault(n, 5_000) } else { choices.number(n) })
+            (1..200)
+                .map(|n| if n % 3 == 0 { choices.fault(n, 5_000) } else { choices.number(n) })
                 .collect()
         };
         let mut drawn = Choices::from_seed(7);

@@ -7,8 +7,8 @@ use onceward::{
     policy::{Presence, ServerErrors},
 };
 
-use super::choices::Choices;
 use super::bugs::Bug;
+use super::choices::Choices;
 use crate::history::Rules;
 
 /// A second.

@@ -13,14 +13,28 @@ fn quick() {
         }
         events += run.history.len();
         excused += run.excused;
-        for (k, n) in &run.faults { *faults.entry(k).or_default() += n; }
+        for (k, n) in &run.faults {
+            *faults.entry(k).or_default() += n;
+        }
         for e in &run.history {
             match &e.what {
-                What::Answered { answer, .. } => *outcomes.entry(format!("{} {:?} {:?}", answer.status, answer.outcome(), answer.code())).or_default() += 1,
+                What::Answered { answer, .. } => {
+                    *outcomes
+                        .entry(format!(
+                            "{} {:?} {:?}",
+                            answer.status,
+                            answer.outcome(),
+                            answer.code()
+                        ))
+                        .or_default() += 1
+                }
                 What::GaveUp { .. } => *outcomes.entry("gave up".into()).or_default() += 1,
                 What::Moved { from, to, cause, .. } => {
-                    let s = |s: &Option<crate::history::Stand>| s.as_ref().map_or("none".to_string(), |s| s.state.clone());
-                    let c = format!("{cause:?}"); let c = c.split(' ').next().unwrap().to_string();
+                    let s = |s: &Option<crate::history::Stand>| {
+                        s.as_ref().map_or("none".to_string(), |s| s.state.clone())
+                    };
+                    let c = format!("{cause:?}");
+                    let c = c.split(' ').next().unwrap().to_string();
                     *arrows.entry(format!("{} -> {} {c}", s(from), s(to))).or_default() += 1
                 }
                 _ => {}
@@ -33,9 +47,12 @@ fn quick() {
 #[test]
 fn bugs_found() {
     for bug in Bug::ALL {
-        let found = (0..3000).find_map(|seed| run_seed(seed, Some(*bug)).violation.map(|v| (seed, v)));
+        let found =
+            (0..3000).find_map(|seed| run_seed(seed, Some(*bug)).violation.map(|v| (seed, v)));
         match found {
-            Some((seed, v)) => println!("{:32} seed {seed:5} {} {}", bug.name(), v.invariant, v.what),
+            Some((seed, v)) => {
+                println!("{:32} seed {seed:5} {} {}", bug.name(), v.invariant, v.what)
+            }
             None => println!("{:32} NOT FOUND", bug.name()),
         }
     }
@@ -51,9 +68,25 @@ fn dump() {
     let mut reqs = BTreeSet::new();
     for e in &run.history {
         let j = serde_json::to_string(&e.what).unwrap();
-        let mine = match &e.what { What::Asked{subject, request, ..} if *subject==s => { reqs.insert(*request); true }
-          What::Answered{request,..} | What::GaveUp{request} => reqs.contains(request),
-          What::Moved{subject,..} | What::Called{subject,..} => *subject == s, What::Asked{..} => false, _ => true };
-        if mine { println!("{:>12} {}", e.at, j.replace("\"tenant\":\"tenant-aardvark\",\"key\":\"key-","").chars().take(330).collect::<String>()); }
+        let mine = match &e.what {
+            What::Asked { subject, request, .. } if *subject == s => {
+                reqs.insert(*request);
+                true
+            }
+            What::Answered { request, .. } | What::GaveUp { request } => reqs.contains(request),
+            What::Moved { subject, .. } | What::Called { subject, .. } => *subject == s,
+            What::Asked { .. } => false,
+            _ => true,
+        };
+        if mine {
+            println!(
+                "{:>12} {}",
+                e.at,
+                j.replace("\"tenant\":\"tenant-aardvark\",\"key\":\"key-", "")
+                    .chars()
+                    .take(330)
+                    .collect::<String>()
+            );
+        }
     }
 }

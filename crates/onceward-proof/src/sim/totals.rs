@@ -113,13 +113,11 @@ impl Totals {
             (count < at_least).then(|| format!("{name}: {count} times, {at_least} are asked for"))
         };
         let faults = faults::kinds().into_iter();
-        let faults = faults.filter_map(|kind| {
-            few(kind, self.faults.get(kind).copied().unwrap_or_default())
-        });
+        let faults =
+            faults.filter_map(|kind| few(kind, self.faults.get(kind).copied().unwrap_or_default()));
         let arrows = ARROWS.iter();
-        let arrows = arrows.filter_map(|arrow| {
-            few(arrow, self.arrows.get(*arrow).copied().unwrap_or_default())
-        });
+        let arrows = arrows
+            .filter_map(|arrow| few(arrow, self.arrows.get(*arrow).copied().unwrap_or_default()));
         let replies = self.answered("executed") + self.answered("replayed");
         let success = format!("{replies} replies to {} requests", self.requests);
         let success = (replies * 3 < self.requests || replies == 0).then_some(success);

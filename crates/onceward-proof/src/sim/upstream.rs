@@ -103,9 +103,7 @@ impl Conduct {
             UpstreamFault::SaysNo => {
                 Conduct { acts: false, status: 500, executed: Some("no"), ..usual }
             }
-            UpstreamFault::SaysMaybe => {
-                Conduct { status: 200, executed: Some("maybe"), ..usual }
-            }
+            UpstreamFault::SaysMaybe => Conduct { status: 200, executed: Some("maybe"), ..usual },
         }
     }
 }
@@ -237,7 +235,9 @@ impl Call {
         let Ok(answer) = answer.await else { return pending().await };
         match fault {
             UpstreamFault::BadGateway => answered(&in_between(502), None, false),
-            UpstreamFault::Panics => std::panic::resume_unwind(Box::new("a panic of the simulation")),
+            UpstreamFault::Panics => {
+                std::panic::resume_unwind(Box::new("a panic of the simulation"))
+            }
             _ => answered(&answer, executed, fault == UpstreamFault::Large),
         }
     }

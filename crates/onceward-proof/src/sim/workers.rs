@@ -11,6 +11,7 @@ use onceward::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
+use super::bugs;
 use super::{
     node::Gate,
     options::SECOND,
@@ -18,7 +19,6 @@ use super::{
     upstream::reply,
     world::{Node, World, lock},
 };
-use super::bugs;
 
 /// The workers of a node, which live and die with it.
 pub(super) fn start_on(world: &Arc<World>, node: &Arc<Node>) {

@@ -13,7 +13,9 @@ use crate::{
     observe,
     policy::Policy,
     record::{AttemptId, Record, State},
-    store::{Ask, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind, Write},
+    store::{
+        Ask, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind, Write, Written,
+    },
 };
 
 /// How a request begins.
@@ -70,6 +72,10 @@ impl Engine {
                     return Begun::StoreFailed { may_be_granted };
                 }
             };
+            if is_ours_already(&reservation, ask) {
+                // An earlier call of ours was granted, and taken for lost before it was answered.
+                return Begun::StoreFailed { may_be_granted: true };
+            }
             self.count_reservation(&reservation, ask);
             let decision = machine::decide(reservation, ask, self.clock.now());
             let at_work = matches!(decision, Decision::Refuse(Refusal::InProgress { .. }));
@@ -137,7 +143,7 @@ impl Engine {
     /// Takes back a reserve that was not answered: if it was granted after all, nothing was
     /// dispatched under it, so that it is released. Asking means repeating the same reserve, since a
     /// mere look would not see a commit that is still on its way.
-    pub(super) async fn withdraw(&self, ask: Ask) {
+    pub(super) async fn withdraw(&self, ask: &Ask) {
         if ask.mode != Mode::Execute {
             return;
         }
@@ -146,14 +152,16 @@ impl Engine {
             match timeout(self.store_deadline, self.store.reserve(ask.clone())).await {
                 Ok(Ok(Reservation::Granted { lease, .. })) => {
                     let release = Write::Release("reserve_not_acknowledged".into());
-                    if let Ok(Ok(_)) =
-                        timeout(self.store_deadline, self.store.write(&lease, release)).await
-                    {
-                        return self.waiters.wake(&ask.id);
+                    let released = self.store.write(&lease, release);
+                    match timeout(self.store_deadline, released).await {
+                        // Taken for lost in between: found so, and given back, in the next round.
+                        Ok(Ok(Written::Superseded(Some(record)))) if is_ours(&record, ask) => {}
+                        Ok(Ok(_)) => return self.waiters.wake(&ask.id),
+                        Ok(Err(_)) | Err(_) => {}
                     }
                 }
                 Ok(Ok(Reservation::Occupied { record, .. }))
-                    if record.attempt == ask.attempt && record.state == State::Unknown =>
+                    if is_ours(&record, ask) && record.state == State::Unknown =>
                 {
                     if self.give_back(&record).await {
                         return;
@@ -243,6 +251,15 @@ impl Engine {
         };
         observe::count(counter, &policy.name);
     }
+}
+
+fn is_ours(record: &Record, ask: &Ask) -> bool {
+    record.attempt == ask.attempt
+}
+
+/// Whether what is in the way is an attempt that has not begun: our own.
+fn is_ours_already(reservation: &Reservation, ask: &Ask) -> bool {
+    matches!(reservation, Reservation::Occupied { record, .. } if is_ours(record, ask))
 }
 
 /// The store did not answer in time: whether it did what it was asked is not known.

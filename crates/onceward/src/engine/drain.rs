@@ -1,62 +1,92 @@
 //! Stopping: no new work, a time for what runs, then a clear word about the rest.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
-    sync::watch,
+    sync::Notify,
     time::{sleep, timeout},
 };
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
-    /// Takes work.
-    Open,
-    /// Takes none, and lets what runs come to its end.
-    Draining,
-    /// What still runs is to be marked unknown.
-    Over,
-}
+/// Takes work.
+const OPEN: u8 = 0;
+/// Takes none, and lets what runs come to its end.
+const DRAINING: u8 = 1;
+/// What still runs is to be marked unknown.
+const OVER: u8 = 2;
 
-#[derive(Debug)]
-pub(super) struct Drain {
-    phase: watch::Sender<Phase>,
-    running: watch::Sender<usize>,
-}
+#[derive(Debug, Default)]
+pub(super) struct Drain(Arc<Inner>);
 
-impl Default for Drain {
-    fn default() -> Self {
-        Drain { phase: watch::Sender::new(Phase::Open), running: watch::Sender::new(0) }
-    }
+#[derive(Debug, Default)]
+struct Inner {
+    phase: AtomicU8,
+    running: AtomicUsize,
+    /// Wakes those who wait for either to change, in the order in which they came.
+    changed: Notify,
 }
 
 /// One request that runs.
-pub(super) struct Running(watch::Sender<usize>);
+pub(super) struct Running(Arc<Inner>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.0.send_modify(|running| *running -= 1);
+        if self.0.running.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.changed.notify_waiters();
+        }
+    }
+}
+
+impl Inner {
+    /// Comes back when something is so. Listens before it looks, so that no change is missed.
+    async fn wait_for(&self, is_so: impl Fn(&Inner) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if is_so(self) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.running.load(Ordering::SeqCst) == 0
+    }
+
+    fn is_over(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == OVER
+    }
+
+    fn enter(&self, phase: u8) {
+        self.phase.fetch_max(phase, Ordering::SeqCst);
+        self.changed.notify_waiters();
     }
 }
 
 impl Drain {
     pub(super) fn enter(&self) -> Running {
-        self.running.send_modify(|running| *running += 1);
-        Running(self.running.clone())
+        self.0.running.fetch_add(1, Ordering::SeqCst);
+        Running(Arc::clone(&self.0))
     }
 
     pub(super) fn is_open(&self) -> bool {
-        *self.phase.borrow() == Phase::Open
+        self.0.phase.load(Ordering::SeqCst) == OPEN
     }
 
     pub(super) fn is_over(&self) -> bool {
-        *self.phase.borrow() == Phase::Over
+        self.0.is_over()
     }
 
     /// Comes back when what runs has to end now.
     pub(super) async fn over(&self) {
-        let mut phase = self.phase.subscribe();
-        // The sender lives as long as we do, so that waiting cannot fail.
-        let _ = phase.wait_for(|phase| *phase == Phase::Over).await;
+        self.0.wait_for(Inner::is_over).await;
     }
 
     /// Sleeps, but not past the end.
@@ -69,10 +99,9 @@ impl Drain {
     }
 
     pub(super) async fn close(&self, at_most: Duration, last_words: Duration) {
-        self.phase.send_modify(|phase| *phase = (*phase).max(Phase::Draining));
-        let mut running = self.running.subscribe();
-        let _ = timeout(at_most, running.wait_for(|running| *running == 0)).await;
-        self.phase.send_modify(|phase| *phase = Phase::Over);
-        let _ = timeout(last_words, running.wait_for(|running| *running == 0)).await;
+        self.0.enter(DRAINING);
+        let _ = timeout(at_most, self.0.wait_for(Inner::is_idle)).await;
+        self.0.enter(OVER);
+        let _ = timeout(last_words, self.0.wait_for(Inner::is_idle)).await;
     }
 }

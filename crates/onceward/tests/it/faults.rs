@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::response::IntoResponse as _;
 use http::StatusCode;
 use onceward::{
-    Policy,
+    Effects, Policy, Store as _,
     record::State,
     testing::{Fault, StoreCall},
 };
@@ -124,6 +124,32 @@ async fn an_unanswered_reserve_that_was_swept_meanwhile_is_given_back() {
     assert_eq!(state(&service).await, Some(State::FailedRetryable));
     assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
     assert_eq!(service.runs(), 1);
+}
+
+/// A reserve was granted without our knowing, and its lease was over before it was repeated: what
+/// is in the way is our own attempt, which has done nothing.
+#[tokio::test(start_paused = true)]
+async fn a_repeated_reserve_that_finds_its_own_lease_over_is_503_and_gives_it_back() {
+    for (effects, swept) in
+        [(Effects::External, State::Unknown), (Effects::None, State::FailedRetryable)]
+    {
+        let policy = Policy::required().effects(effects).expect("allowed");
+        let faults = Faults::default();
+        let service = Service::on(|memory| faults.on(memory), policy, charged);
+        faults.fail(StoreCall::Reserve, Fault::LostAfter, 1);
+        let first = service.spawn_charge(KEY);
+        pass(Duration::from_millis(5)).await;
+        assert_eq!(state(&service).await, Some(State::InProgress));
+        service.clock.advance(Duration::from_secs(3600));
+        service.memory.sweep(10).await.expect("memory answers");
+        assert_eq!(state(&service).await, Some(swept));
+        let first = first.await.expect("answered");
+        assert_eq!(first.says(), says(503, "store_unavailable"), "{effects:?}");
+        pass(A_WHILE).await;
+        assert_eq!(state(&service).await, Some(State::FailedRetryable), "{effects:?}");
+        assert_eq!(service.charge(KEY).await.says(), says(200, "executed"), "{effects:?}");
+        assert_eq!(service.runs(), 1, "{effects:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

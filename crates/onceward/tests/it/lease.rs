@@ -9,16 +9,17 @@ use std::{
 };
 
 use onceward::{
-    Effects, Policy, Settings,
+    Effects, Policy, Settings, Store as _,
     record::{AuditEvent, State},
     testing::{Fault, FaultyStore, Point, StoreCall},
 };
 use tokio::sync::Notify;
 
-use crate::service::{FOR_EVER, Faults, Run, Service, TestClock, charge, keyed, pass, says};
+use crate::service::{BODY, FOR_EVER, Faults, Run, Service, TestClock, charge, keyed, pass, says};
 
 const KEY: &str = "order-0000000000000001";
 const LEASE: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -207,22 +208,45 @@ async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_re
     assert_eq!(kept.body_bytes().as_ref(), b"charged 1");
 }
 
-/// The key expired and was used for another request while an attempt of the first was at work.
+/// The key expired and was used again while an attempt of the first use was at work. Without a
+/// tombstone it is in generation 1 again.
 #[tokio::test(start_paused = true)]
 async fn a_superseded_client_never_gets_the_reply_of_a_later_use_of_its_key() {
+    let other = "{\"amount\":2}";
+    let none = Duration::ZERO;
+    for (tombstone, body) in [(DAY, other), (none, other), (DAY, BODY), (none, BODY)] {
+        let policy = Policy::required().effects(Effects::None).expect("allowed");
+        let policy = policy.expired_runs_again(true).tombstone(tombstone);
+        let policy = policy.max_execution(seconds(3600)).expect("allowed");
+        let service = first_outlives_its_lease(policy);
+        let first = service.spawn_charge(KEY);
+        pass(LEASE + seconds(1)).await;
+        assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+        service.clock.advance(DAY + seconds(1));
+        let again = keyed(KEY).body(axum::body::Body::from(body)).expect("a request");
+        let again = service.send(again).await;
+        assert_eq!((again.says(), again.text()), (says(200, "executed"), "charged 3"));
+        let first = first.await.expect("answered");
+        assert_eq!(first.says(), says(409, "outcome_unknown"), "{tombstone:?} {body}");
+        assert!(!first.text().contains("charged"), "{}", first.text());
+    }
+}
+
+/// Nothing stands behind the tombstone of what never acted: it is no reason to tell a client never
+/// to come back.
+#[tokio::test(start_paused = true)]
+async fn a_superseded_client_of_a_void_tombstone_may_come_back() {
     let policy = Policy::required().effects(Effects::None).expect("allowed");
-    let policy = policy.expired_runs_again(true).max_execution(seconds(3600)).expect("allowed");
-    let service = first_outlives_its_lease(policy);
+    let service = first_outlives_its_lease(policy.max_execution(seconds(3600)).expect("allowed"));
     let first = service.spawn_charge(KEY);
     pass(LEASE + seconds(1)).await;
-    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
-    service.clock.advance(seconds(25 * 3600));
-    let other = keyed(KEY).body(axum::body::Body::from("{\"amount\":2}")).expect("a request");
-    let other = service.send(other).await;
-    assert_eq!((other.says(), other.text()), (says(200, "executed"), "charged 3"));
+    assert_eq!(service.memory.sweep(10).await.expect("memory answers").len(), 1);
+    service.clock.advance(DAY + seconds(1));
+    assert_eq!(service.memory.reap(10).await.expect("memory answers").expired, 1);
     let first = first.await.expect("answered");
     assert_eq!(first.says(), says(409, "outcome_unknown"), "{}", first.text());
-    assert!(!first.text().contains("charged"), "{}", first.text());
+    assert_eq!(first.json()["retry"], "same_key");
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -110,6 +110,11 @@ impl<'a> Search<'a> {
             Mark::Expires => self.now.expires = true,
             Mark::ResolvedCompleted => self.now.resolved_completed = true,
             Mark::ResolvedReleased => self.now.resolved_released = true,
+            Mark::GrantedInVain => {
+                for asks in self.view.all_asks() {
+                    self.open_silent(asks, true, Kind::Withdrawn);
+                }
+            }
             Mark::Answered(place) => self.close(place),
         }
         if self.worlds.is_empty() { Err(Unexplained(mark)) } else { Ok(()) }
@@ -120,14 +125,7 @@ impl<'a> Search<'a> {
         let kind = Kind::of(place, request, self.view);
         match kind {
             Some(kind @ (Kind::Silent | Kind::Withdrawn)) => {
-                let (asks, acts) = (request.asks, request.acts);
-                let same = |silent: &&mut Silent| {
-                    (silent.asks, silent.acts, silent.kind) == (asks, acts, kind)
-                };
-                match self.silent.iter_mut().find(same) {
-                    Some(silent) => silent.count = silent.count.saturating_add(1),
-                    None => self.silent.push(Silent { asks, acts, kind, count: 1 }),
-                }
+                self.open_silent(request.asks, request.acts, kind);
             }
             _ => {
                 let slot = (!self.open).trailing_zeros();
@@ -139,6 +137,15 @@ impl<'a> Search<'a> {
                     }
                 }
             }
+        }
+    }
+
+    fn open_silent(&mut self, asks: Asks, acts: bool, kind: Kind) {
+        let same =
+            |silent: &&mut Silent| (silent.asks, silent.acts, silent.kind) == (asks, acts, kind);
+        match self.silent.iter_mut().find(same) {
+            Some(silent) => silent.count = silent.count.saturating_add(1),
+            None => self.silent.push(Silent { asks, acts, kind, count: 1 }),
         }
     }
 

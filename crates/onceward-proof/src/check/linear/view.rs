@@ -18,6 +18,11 @@ pub(super) struct View<'a> {
     pub(super) has_unseen_replies: bool,
     /// After a reply was gone, the key was used again.
     pub(super) used_again: bool,
+    /// Grants of a key that was used before, by attempt, with the place among the marks: those that
+    /// were never used are [`Mark::GrantedInVain`].
+    grants: Vec<(&'a str, usize)>,
+    /// Whether it is known which attempt made which call.
+    knows_holders: bool,
 }
 
 /// What is asked, as a place in a list.
@@ -84,6 +89,9 @@ pub(super) enum Mark {
     ResolvedCompleted,
     /// From here on an unknown outcome may have been resolved as not executed.
     ResolvedReleased,
+    /// A reserve that was on its way for so long that its request was over took the key, which had
+    /// become free again. Nobody is left to run under it.
+    GrantedInVain,
 }
 
 /// The views of all keys.
@@ -92,6 +100,7 @@ pub(super) fn views(history: &[Event]) -> Vec<View<'_>> {
     for event in history {
         reader.read(&event.what);
     }
+    reader.views.iter_mut().for_each(View::mark_grants_in_vain);
     reader.views
 }
 
@@ -119,8 +128,12 @@ impl<'a> Reader<'a> {
                 view.marks.push(Mark::Asked(place));
                 self.requests.insert(*request, (number, place));
             }
-            What::Called { call, subject, asks, .. } => {
+            What::Called { call, subject, asks, holder } => {
                 let (number, view) = self.view(subject);
+                if let Some(holder) = holder {
+                    view.knows_holders = true;
+                    view.grants.retain(|(attempt, _)| *attempt != holder.attempt);
+                }
                 let asks = view.asks(asks);
                 let place = view.calls.len();
                 view.calls.push(Call::new(asks));
@@ -220,7 +233,21 @@ impl<'a> View<'a> {
             marks: Vec::new(),
             has_unseen_replies: false,
             used_again: false,
+            grants: Vec::new(),
+            knows_holders: false,
         }
+    }
+
+    fn mark_grants_in_vain(&mut self) {
+        if self.knows_holders {
+            for (_, place) in std::mem::take(&mut self.grants).into_iter().rev() {
+                self.marks.insert(place, Mark::GrantedInVain);
+            }
+        }
+    }
+
+    pub(super) fn all_asks(&self) -> std::ops::Range<Asks> {
+        0..self.asked.len()
     }
 
     fn asks(&mut self, asks: &'a str) -> Asks {
@@ -249,12 +276,19 @@ impl<'a> View<'a> {
         }
     }
 
-    fn read_move(&mut self, from: Option<&Stand>, to: Option<&Stand>, cause: &Cause) {
+    fn read_move(&mut self, from: Option<&Stand>, to: Option<&'a Stand>, cause: &Cause) {
         if let Cause::Resolve { resolution, .. } = cause {
             match &**resolution {
                 "complete" => self.mark_once(Mark::ResolvedCompleted),
                 "release" => self.mark_once(Mark::ResolvedReleased),
                 _ => {}
+            }
+        }
+        if let (Cause::Reserve { .. }, Some(to)) = (cause, to) {
+            let granted = from.is_none_or(|from| from.attempt != to.attempt);
+            let used_before = from.map_or(self.used_again, |from| from.state != "in_progress");
+            if granted && used_before && to.state == "in_progress" {
+                self.grants.push((&to.attempt, self.marks.len()));
             }
         }
         let Some(from) = from else { return };

@@ -183,10 +183,8 @@ fn as_if_alive(reservation: Reservation) -> Reservation {
         {
             record.state = State::Completed;
             let gone = record.reply.take();
-            record.reply = gone.map(|reply| Reply {
-                body: ReplyBody::Stored(bytes::Bytes::new()),
-                ..reply
-            });
+            record.reply =
+                gone.map(|reply| Reply { body: ReplyBody::Stored(bytes::Bytes::new()), ..reply });
             Reservation::Occupied { record, lease_ran_out }
         }
         other => other,
@@ -277,25 +275,19 @@ impl World {
         match (self.bug, found, &write) {
             (Some(Bug::WriteByKeyOnly), Some(record), _) => {
                 let mine = as_owner(&record, record.state);
-                self.step(&lease.id, cause, |_, now| {
-                    machine::write(Some(&mine), lease, write, now)
-                })
+                self.step(&lease.id, cause, |_, now| machine::write(Some(&mine), lease, write, now))
             }
             (Some(Bug::CompletionOverwrites), Some(record), Write::Complete(_))
                 if record.state == State::Completed =>
             {
                 let mine = as_owner(&record, State::InProgress);
-                self.step(&lease.id, cause, |_, now| {
-                    machine::write(Some(&mine), lease, write, now)
-                })
+                self.step(&lease.id, cause, |_, now| machine::write(Some(&mine), lease, write, now))
             }
             (Some(Bug::CompletionAfterRelease), Some(record), Write::Complete(_))
                 if matches!(record.state, State::FailedRetryable | State::InProgress) =>
             {
                 let mine = as_owner(&record, State::InProgress);
-                self.step(&lease.id, cause, |_, now| {
-                    machine::write(Some(&mine), lease, write, now)
-                })
+                self.step(&lease.id, cause, |_, now| machine::write(Some(&mine), lease, write, now))
             }
             (Some(Bug::RenewalNotWritten), _, Write::Renew(_)) => Written::Applied,
             (Some(Bug::LeaseNeverEnds), _, Write::Release(_)) => Written::Applied,
