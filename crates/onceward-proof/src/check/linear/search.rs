@@ -66,8 +66,12 @@ struct Search<'a> {
     /// The requests that are open and will be answered. One that finds no slot is not checked.
     slots: [Option<usize>; 128],
     open: u128,
+    /// Of the open requests those that lose something by being explained: they begin once.
+    once: u128,
     silent: Vec<Silent>,
-    known: HashMap<(State, u128), Vec<Begun>>,
+    /// The worlds that were reached since the last event: of those that differ only in what can be
+    /// better or worse, the best.
+    known: HashMap<(State, u128), Vec<(u128, Begun)>>,
 }
 
 /// Requests whose attempts may begin from now on for ever, all alike.
@@ -86,6 +90,7 @@ impl<'a> Search<'a> {
             worlds: vec![World { state: State::Free(None), explained: 0, begun: [0; KINDS] }],
             slots: [None; 128],
             open: 0,
+            once: 0,
             silent: Vec::new(),
             known: HashMap::new(),
         }
@@ -117,7 +122,8 @@ impl<'a> Search<'a> {
 
     fn open(&mut self, place: usize) {
         let request = &self.view.requests[place];
-        match Kind::of(place, request, self.view) {
+        let kind = Kind::of(place, request, self.view);
+        match kind {
             Some(kind @ (Kind::Silent | Kind::Withdrawn)) => {
                 self.open_silent(request.asks, request.acts, kind);
             }
@@ -126,6 +132,9 @@ impl<'a> Search<'a> {
                 if let Some(free) = self.slots.get_mut(slot as usize) {
                     *free = Some(place);
                     self.open |= 1 << slot;
+                    if kind.is_some_and(Kind::begins_once) {
+                        self.once |= 1 << slot;
+                    }
                 }
             }
         }
@@ -150,6 +159,7 @@ impl<'a> Search<'a> {
             explained
         });
         self.open &= !bit;
+        self.once &= !bit;
         self.slots[slot] = None;
     }
 
@@ -202,12 +212,15 @@ impl<'a> Search<'a> {
 
     /// Whether nothing that is known is at least as good.
     fn is_better(&mut self, world: &World) -> bool {
-        let known = self.known.entry((world.state, world.explained)).or_default();
-        let covers = |a: &Begun, b: &Begun| a.iter().zip(b).all(|(a, b)| a <= b);
-        if known.iter().any(|begun| covers(begun, &world.begun)) {
+        let known = self.known.entry((world.state, world.explained & self.once)).or_default();
+        let covers = |(explained, begun): &(u128, Begun)| {
+            let fewer = begun.iter().zip(&world.begun).all(|(a, b)| a <= b);
+            world.explained & !explained == 0 && fewer
+        };
+        if known.iter().any(covers) {
             return false;
         }
-        known.push(world.begun);
+        known.push((world.explained, world.begun));
         true
     }
 
@@ -223,8 +236,7 @@ impl<'a> Search<'a> {
             let request = &self.view.requests[place];
             let Some(kind) = Kind::of(place, request, self.view) else { continue };
             let explained = world.explained & (1 << slot) != 0;
-            let once = matches!(kind, Kind::Of(_) | Kind::Late);
-            if !world.state.is_free_for(request.asks) || (once && explained) {
+            if !world.state.is_free_for(request.asks) || (kind.begins_once() && explained) {
                 continue;
             }
             let mut next = *world;

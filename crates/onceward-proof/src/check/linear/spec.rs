@@ -67,6 +67,11 @@ impl Kind {
         }
     }
 
+    /// Whether a request whose answer is explained does not begin any more.
+    pub(super) fn begins_once(self) -> bool {
+        matches!(self, Kind::Of(_) | Kind::Late)
+    }
+
     /// Whether it may end after its client was answered, or without an answer, with a reply.
     fn may_complete_unseen(self) -> bool {
         matches!(self, Kind::Told | Kind::Late | Kind::Silent)
@@ -175,12 +180,12 @@ impl State {
             State::Free(Some(_)) if now.expires && view.used_again => to(State::Free(None), None),
             State::Free(_) => {}
             State::Running(owner) => {
-                let released = State::Free(Some(owner.asks));
-                to(State::Unknown(owner), None);
-                if !owner.acts || owner.kind.may_release_running() {
-                    to(released, None);
-                }
                 self.ends(owner, view, now, &mut to);
+                if !owner.acts || owner.kind.may_release_running() {
+                    to(State::Free(Some(owner.asks)), None);
+                }
+                // The last is tried first, and this explains most.
+                to(State::Unknown(owner), None);
             }
             State::Unknown(owner) => {
                 if now.resolved_released || owner.kind.may_release_unknown() {
