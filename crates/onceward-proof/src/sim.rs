@@ -24,7 +24,8 @@ pub mod bugs; // deliberate bugs, to see that they are found
 mod panics; // tasks that panic must not go unnoticed
 mod world; // what all parts of a run share
 mod node; // processes that die and stand still
-mod store; // the store behind a bad network
+mod store; // the rules of the machine on a map
+mod network; // the way to it, which loses, delays and repeats
 mod upstream; // the work, and its ledger
 mod client; // those who ask
 mod workers; // sweeper, reaper, reconciler

@@ -1,28 +1,20 @@
-//! The store: the rules of the machine on a map, at the end of a network that loses, delays and
-//! repeats messages. Each node has its own way to it.
-//!
-//! A call is a message. It takes effect when it arrives, whether or not its caller still waits.
+//! The store: the rules of the machine on a map.
 
-use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use onceward::{
     clock::Timestamp,
     machine::{self, Change, Step},
-    record::{AuditRecord, Fence, Lease, Record, RecordId, State},
+    record::{Fence, Lease, Record, RecordId, State},
     store::{
-        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolution, Resolve, Resolved,
-        Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        Ask, Proof, Reaped, Reservation, Resolution, Resolve, Resolved, StoreError, StoreErrorKind,
+        Swept, Write, Written,
     },
 };
-use tokio::{
-    sync::oneshot,
-    time::{Instant, sleep},
-};
+use tokio::time::Instant;
 
 use super::{
     bugs,
-    faults::{ON_ITS_WAY, StoreFault},
-    node::Gate,
     world::{World, lock},
 };
 use crate::{
@@ -41,113 +33,12 @@ pub(super) struct Records {
     pub(super) clock_skew: i64,
 }
 
-/// The way of one node to the store.
-#[derive(Debug)]
-pub(super) struct NodeStore {
-    pub(super) world: Arc<World>,
-    node: u32,
-    gate: Arc<Gate>,
-    /// How wrong the node's own clock is, in microseconds.
-    pub(super) skew: i64,
-}
-
-impl NodeStore {
-    pub(super) fn new(world: Arc<World>, node: u32, gate: Arc<Gate>, skew: i64) -> Self {
-        NodeStore { world, node, gate, skew }
-    }
-
-    /// Sends a call, and waits for its answer.
-    pub(super) async fn call<T: Send + 'static>(
-        &self,
-        name: &'static str,
-        step: impl Fn(&World) -> T + Send + Sync + 'static,
-    ) -> Result<T, StoreError> {
-        let world = &self.world;
-        let (fault, kind) = world.pick(&StoreFault::ALL, 1);
-        if fault != StoreFault::None {
-            world.fault(kind, format!("node {} at {name}", self.node));
-        }
-        let mut way = Way { there: Some(ON_ITS_WAY), back: Some(ON_ITS_WAY), again: None };
-        let mut error_now = false;
-        match fault {
-            StoreFault::None | StoreFault::CrashAfter | StoreFault::PauseAfter => {}
-            StoreFault::Refused => {
-                sleep(ON_ITS_WAY).await;
-                return Err(error(StoreErrorKind::Unavailable));
-            }
-            StoreFault::LostBefore => (way.there, error_now) = (None, true),
-            StoreFault::SilentBefore => way.there = None,
-            StoreFault::LostAfter => (way.back, error_now) = (None, true),
-            StoreFault::SilentAfter => way.back = None,
-            StoreFault::Late => (way.there, error_now) = (Some(world.delay()), true),
-            StoreFault::SlowThere => way.there = Some(world.delay()),
-            StoreFault::SlowBack => way.back = Some(world.delay()),
-            StoreFault::Twice => way.again = Some(world.delay()),
-            StoreFault::CrashBefore => {
-                world.crash(self.node, &self.gate);
-                return pending().await;
-            }
-            StoreFault::PauseBefore => {
-                world.pause(&self.gate, world.delay());
-                tokio::task::yield_now().await;
-            }
-        }
-        let answer = self.deliver(way, fault, step);
-        if error_now {
-            sleep(ON_ITS_WAY * 3).await;
-            return Err(error(StoreErrorKind::Ambiguous));
-        }
-        match answer.await {
-            Ok(answer) => answer,
-            // The message or its answer was lost without a sign.
-            Err(_) => pending().await,
-        }
-    }
-
-    /// The message on its way, which nobody can call back.
-    fn deliver<T: Send + 'static>(
-        &self,
-        way: Way,
-        fault: StoreFault,
-        step: impl Fn(&World) -> T + Send + Sync + 'static,
-    ) -> oneshot::Receiver<Result<T, StoreError>> {
-        let (sender, answer) = oneshot::channel();
-        let Some(there) = way.there else { return answer };
-        let (world, gate, node) = (Arc::clone(&self.world), Arc::clone(&self.gate), self.node);
-        tokio::spawn(async move {
-            sleep(there).await;
-            let arrived = world.arrive(&step);
-            match fault {
-                StoreFault::CrashAfter => world.crash(node, &gate),
-                StoreFault::PauseAfter => world.pause(&gate, world.delay()),
-                _ => {}
-            }
-            if let Some(back) = way.back {
-                sleep(back).await;
-                let _ = sender.send(arrived);
-            }
-            if let Some(again) = way.again {
-                sleep(again).await;
-                let _ = world.arrive(&step);
-            }
-        });
-        answer
-    }
-}
-
-/// How long a message and its answer are on their way; `None` for those that never arrive.
-struct Way {
-    there: Option<Duration>,
-    back: Option<Duration>,
-    again: Option<Duration>,
-}
-
 pub(super) fn error(kind: StoreErrorKind) -> StoreError {
     StoreError::new(kind, "simulated", "a fault of the simulation")
 }
 
 impl World {
-    fn arrive<T>(&self, step: &impl Fn(&World) -> T) -> Result<T, StoreError> {
+    pub(super) fn arrive<T>(&self, step: &impl Fn(&World) -> T) -> Result<T, StoreError> {
         if lock(&self.records).is_down {
             return Err(error(StoreErrorKind::Unavailable));
         }
@@ -284,12 +175,8 @@ impl World {
     pub(super) fn resolve(&self, resolve: Resolve, looked_at: Fence) -> Resolved {
         let (resolution, proof) = match &resolve.resolution {
             Resolution::Complete(_) => ("complete", None),
-            Resolution::Release(onceward::store::Proof::Authoritative) => {
-                ("release", Some("authoritative"))
-            }
-            Resolution::Release(onceward::store::Proof::TwoProbes { .. }) => {
-                ("release", Some("two_probes"))
-            }
+            Resolution::Release(Proof::Authoritative) => ("release", Some("authoritative")),
+            Resolution::Release(Proof::TwoProbes { .. }) => ("release", Some("two_probes")),
             Resolution::Void => ("void", None),
         };
         let cause = Cause::Resolve {
@@ -355,89 +242,5 @@ pub(super) fn copy(lease: &Lease) -> Lease {
         generation: lease.generation,
         attempt_number: lease.attempt_number,
         until: lease.until,
-    }
-}
-
-impl Store for NodeStore {
-    fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        Box::pin(async move {
-            let sent = Instant::now();
-            let lease = ask.lease;
-            let answer = bugs::reserve(self, ask).await;
-            if let Ok(Reservation::Granted { lease: granted, .. }) = &answer {
-                self.world.told(granted.attempt, sent + lease);
-            }
-            answer
-        })
-    }
-
-    fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
-        Box::pin(async move {
-            let cause = Cause::Reserve {
-                attempt: self.world.attempt_name(claim.attempt),
-                now: self.world.store_now().as_micros(),
-            };
-            self.call("claim", move |world| {
-                let cause = cause.clone();
-                world.step(&claim.id, cause, |found, now| machine::claim(found, &claim, now))
-            })
-            .await
-        })
-    }
-
-    fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
-        Box::pin(async move {
-            let sent = Instant::now();
-            let renewed_by = match &write {
-                Write::Renew(by) => Some(*by),
-                _ => None,
-            };
-            let answer = bugs::write(self, copy(lease), write).await;
-            match (&answer, renewed_by) {
-                (Ok(Written::Applied | Written::AlreadyMine(_)), Some(by)) => {
-                    self.world.told(lease.attempt, sent + by);
-                }
-                (Ok(Written::Superseded(_)), _) => self.world.told(lease.attempt, sent),
-                _ => {}
-            }
-            answer
-        })
-    }
-
-    fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
-        Box::pin(self.call("resolve", move |world| bugs::resolve(world, resolve.clone())))
-    }
-
-    fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
-        let id = id.clone();
-        Box::pin(self.call("load", move |world| {
-            let now = world.store_now();
-            machine::load(lock(&world.records).records.get(&id), now)
-        }))
-    }
-
-    fn audit<'a>(&'a self, _id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
-        Box::pin(self.call("audit", |_| Vec::new()))
-    }
-
-    fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
-        Box::pin(bugs::sweep(self, limit))
-    }
-
-    fn reap(&self, _limit: u32) -> StoreFuture<'_, Reaped> {
-        Box::pin(self.call("reap", |world| world.reap()))
-    }
-
-    fn ping(&self) -> StoreFuture<'_, ()> {
-        Box::pin(self.call("ping", |_| ()))
-    }
-
-    fn check_identity<'a>(&'a self, _: &'a Identity) -> StoreFuture<'a, IdentityCheck> {
-        // All nodes of a world are set up alike, and each asks once: no faults worth having.
-        Box::pin(async { Ok(IdentityCheck::Same) })
-    }
-
-    fn accept_identity<'a>(&'a self, _: &'a Identity) -> StoreFuture<'a, ()> {
-        Box::pin(async { Ok(()) })
     }
 }

@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::bugs;
 use super::{
+    network::NodeStore,
     node::Gate,
     options::SECOND,
-    store::NodeStore,
     upstream::reply,
     world::{Node, World, lock},
 };

@@ -20,9 +20,10 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     bugs::Bug,
     choices::Choices,
+    network::NodeStore,
     node::{Gate, Life},
     options::{Options, SECOND},
-    store::{NodeStore, Records},
+    store::Records,
     upstream::Ledger,
 };
 use crate::{

@@ -18,8 +18,9 @@ use tokio::time::{Instant, sleep};
 use super::{
     super::{
         faults::ON_ITS_WAY,
+        network::NodeStore,
         options::SECOND,
-        store::{NodeStore, copy},
+        store::copy,
         world::{World, lock},
     },
     Bug,
