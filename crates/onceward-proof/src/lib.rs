@@ -4,3 +4,4 @@
 
 pub mod history; // what happened, as clients, upstream and the store saw it
 pub mod check; // what is wrong with it
+pub mod torture; // real processes, broken on purpose
