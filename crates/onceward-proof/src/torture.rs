@@ -22,12 +22,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
-use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::runtime::Runtime;
 
 use crate::{
-    check,
+    check::{self, Violation},
     history::{Event, What},
 };
 
@@ -40,20 +40,22 @@ mod ledger; // what was really done
 mod proxy; // broken connections
 mod record; // the history
 mod report; // what came of it
+mod turn; // when which blow falls
 mod upstream; // those who act
 
 pub use report::{Counts, Report};
 
 use client::Clients;
-use fleet::{Blow, Fleet, Moment};
+use fleet::Fleet;
 use gateway::Starting;
 use ledger::Ledger;
 use proxy::{Fates, OnFault, Proxy};
 use record::Recorder;
+use turn::Turn;
 use upstream::Upstream;
 
 /// After the faults everything has to come to its end within this.
-const CALM_MAX: Duration = Duration::from_secs(60);
+const CALM_MAX: Duration = Duration::from_secs(120);
 
 /// What is to be done to whom.
 #[derive(Clone, Debug)]
@@ -91,7 +93,7 @@ impl Plan {
             binary: binary.into(),
             store: Store::File,
             processes: 2,
-            clients: 16,
+            clients: 24,
             rounds,
             seed,
             upstream_resends: false,
@@ -108,15 +110,16 @@ pub fn run(plan: &Plan) -> Result<Report> {
     let folder = tempfile::tempdir().context("a temporary folder")?;
     let runtime = Runtime::new().context("a runtime for the proxies")?;
     let world = World::build(plan, folder.path(), &runtime)?;
-    let history = world.live(plan);
+    let lived = world.live(plan);
     // Connections that are still held open end with their proxies.
     runtime.shutdown_background();
-    let history = history?;
+    let (history, unfinished) = lived?;
     if let Some(trouble) = world.record.trouble_so_far() {
         bail!("the run proves nothing: {trouble}");
     }
     world.compare_with_ledger(&history)?;
-    let violations = check::judge(&history);
+    let mut violations = check::judge(&history);
+    violations.extend(unfinished);
     let counts = Counts::of(&history);
     Ok(Report { seed: plan.seed, history, violations, counts })
 }
@@ -154,7 +157,7 @@ impl World {
             let fates = Fates { seed, one_in: 5, bytes_max: 900 };
             let before = proxy("client", number, fates)?;
             // These connections live longer than one request.
-            let fates = Fates { seed: !seed, one_in: 3, bytes_max: 4000 };
+            let fates = Fates { seed: !seed, one_in: 2, bytes_max: 1500 };
             let behind = proxy("upstream", number, fates)?;
             behind.lead_to(Some(listener.local_addr()?));
             // The path tells upstream who calls.
@@ -176,8 +179,8 @@ impl World {
         Ok(World { record, ledger, fleet, upstream, clients, proxies })
     }
 
-    /// From the first start to the end.
-    fn live(&self, plan: &Plan) -> Result<Vec<Event>> {
+    /// From the first start to the end. With what did not come to its end.
+    fn live(&self, plan: &Plan) -> Result<(Vec<Event>, Vec<Violation>)> {
         self.fleet.start_missing()?;
         let tortured = thread::scope(|scope| {
             for client in 0..plan.clients as u64 {
@@ -194,51 +197,44 @@ impl World {
         self.upstream.calm.store(true, SeqCst);
         self.fleet.start_missing()?;
         self.record.calm();
-        thread::scope(|scope| {
-            for client in 0..plan.clients {
-                scope.spawn(move || self.clients.ask_all_again((client, plan.clients), CALM_MAX));
-            }
-        });
         let give_up = Instant::now() + CALM_MAX;
+        let unfinished = thread::scope(|scope| {
+            let shares = (0..plan.clients).map(|share| {
+                let share = (share, plan.clients);
+                scope.spawn(move || self.clients.ask_all_again(share, give_up))
+            });
+            let shares: Vec<_> = shares.collect();
+            let ended: thread::Result<Vec<_>> =
+                shares.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            ended.map_err(|_| anyhow!("a client panicked"))
+        });
+        let unfinished = unfinished?.into_iter().flatten().collect();
         while !self.record.no_open_calls() {
             ensure!(Instant::now() < give_up, "upstream does not come to an end");
             thread::sleep(Duration::from_millis(10));
         }
         self.fleet.kill_all()?;
-        Ok(self.record.end())
+        Ok((self.record.end(), unfinished))
     }
 
     /// Kills and stops processes, and starts others.
     fn torture(&self, plan: &Plan) -> Result<()> {
         let mut random = StdRng::seed_from_u64(plan.seed);
-        let mut deck = Vec::new();
         let mut said = Instant::now();
-        for round in 0..plan.rounds {
-            let (moment, kills) = deck.pop().unwrap_or_else(|| {
-                // Each moment has its turn; stops take long, so that there are fewer of them.
-                let turns = Moment::ALL
-                    .iter()
-                    .flat_map(|moment| [(*moment, true), (*moment, true), (*moment, false)]);
-                deck.extend(turns);
-                deck.shuffle(&mut random);
-                deck.pop().unwrap_or((Moment::Any, true))
-            });
-            thread::sleep(Duration::from_millis(random.random_range(10..250)));
+        for (round, turn) in Turn::shuffled(plan.seed).take(plan.rounds).enumerate() {
+            let mut pause =
+                |most| thread::sleep(Duration::from_millis(random.random_range(1..most)));
+            pause(250);
             self.fleet.start_missing()?;
-            thread::sleep(Duration::from_millis(random.random_range(1..150)));
-            let blow = match kills {
-                true => Blow::Kill,
-                // Longer than the lease of one second.
-                false => Blow::Stop(Duration::from_millis(random.random_range(1100..2200))),
-            };
-            let later = match moment {
-                Moment::Any | Moment::Called | Moment::Acted => None,
-                Moment::Asked | Moment::Replied => {
-                    Some(Duration::from_micros(random.random_range(0..5000)))
+            pause(150);
+            match turn {
+                Turn::Quiet(time) => thread::sleep(time),
+                Turn::Strike { blow, moment, later, then } => {
+                    let slot = random.random_range(0..plan.processes);
+                    self.fleet.strike(slot, blow, moment, later);
+                    thread::sleep(then);
                 }
-            };
-            let slot = random.random_range(0..plan.processes);
-            self.fleet.strike(slot, blow, moment, later);
+            }
             if said.elapsed() > Duration::from_secs(10) {
                 said = Instant::now();
                 let (requests, calls) = self.record.progress();

@@ -1,6 +1,7 @@
 //! Clients: they ask, ask again, ask at once, ask for something else, and hang up.
 
 use std::{
+    collections::VecDeque,
     io::{self, BufReader, Write as _},
     net::TcpStream,
     sync::{
@@ -19,7 +20,13 @@ use super::{
     http::Message,
     record::Recorder,
 };
-use crate::history::{Answer, Subject};
+use crate::{
+    check::Violation,
+    history::{Answer, Subject},
+};
+
+/// A client does not think of more at once.
+const OPEN_MAX: usize = 8;
 
 /// What all clients know together.
 pub(super) struct Clients {
@@ -48,11 +55,13 @@ impl Clients {
         Clients { record, fleet, known: Mutex::default(), calm: AtomicBool::new(false) }
     }
 
-    /// Asks until it is calm.
+    /// Asks until it is calm. What has no answer for good is mostly asked for again.
     pub(super) fn run(&self, seed: u64) {
         let mut random = StdRng::seed_from_u64(seed);
+        let mut open: VecDeque<(Subject, Charge)> = VecDeque::new();
         while !self.calm.load(SeqCst) {
-            let (subject, charge) = self.choose(&mut random);
+            let again = if random.random() { open.pop_front() } else { None };
+            let (subject, charge) = again.unwrap_or_else(|| self.choose(&mut random));
             match random.random_range(0..100) {
                 // The same from several at once.
                 0..5 => thread::scope(|scope| {
@@ -68,7 +77,14 @@ impl Clients {
                     self.ask(&subject, other, self.manner(&mut random));
                 }
                 _ => {
-                    self.ask(&subject, charge, self.manner(&mut random));
+                    let answer = self.ask(&subject, charge, self.manner(&mut random));
+                    let known = answer.as_ref().is_some_and(is_final);
+                    // An unknown outcome may become known.
+                    let unknown = answer.is_some_and(|answer| answer.outcome() == Some("unknown"));
+                    if !known || unknown && random.random_ratio(4, 5) {
+                        open.push_back((subject, charge));
+                        open.truncate(OPEN_MAX);
+                    }
                 }
             }
         }
@@ -79,26 +95,43 @@ impl Clients {
         self.calm.store(true, SeqCst);
     }
 
-    /// Asks each process for everything that was ever asked for, until there is an answer for good
-    /// or the time is over. Several share the work: this is one of them.
-    pub(super) fn ask_all_again(&self, (share, shares): (usize, usize), time: Duration) {
-        let give_up = Instant::now() + time;
+    /// Asks each process for everything that was ever asked for, until there is an answer for good,
+    /// and says where none came in time. Several share the work: this is one of them.
+    pub(super) fn ask_all_again(
+        &self,
+        (share, shares): (usize, usize),
+        give_up: Instant,
+    ) -> Vec<Violation> {
         let known = self.known().clone();
+        let mut found = Vec::new();
         for (subject, charge) in known.into_iter().skip(share).step_by(shares) {
             for slot in 0..self.fleet.len() {
-                let manner = Manner {
-                    slot,
-                    form: 0,
-                    halfway: Duration::ZERO,
-                    patience: Duration::from_secs(10),
-                };
-                while !self.ask(&subject, charge, manner).is_some_and(|answer| is_final(&answer))
-                    && Instant::now() < give_up
-                {
-                    thread::sleep(Duration::from_millis(50));
+                if !self.has_final_answer(&subject, charge, slot, give_up) {
+                    let what = format!("process {slot} gave no answer for good after the faults");
+                    let subject = Some(subject.clone());
+                    found.push(Violation { invariant: "I8", subject, what });
                 }
             }
         }
+        found
+    }
+
+    fn has_final_answer(
+        &self,
+        subject: &Subject,
+        charge: Charge,
+        slot: usize,
+        give_up: Instant,
+    ) -> bool {
+        let patience = Duration::from_secs(10);
+        let manner = Manner { slot, form: 0, halfway: Duration::ZERO, patience };
+        while !self.ask(subject, charge, manner).is_some_and(|answer| is_final(&answer)) {
+            if Instant::now() > give_up {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        true
     }
 
     /// Something new, or something that was asked for before.

@@ -6,7 +6,7 @@ use std::{
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -158,8 +158,8 @@ impl Fleet {
         self.slots.iter().try_for_each(|slot| slot.kill(&mut slot.lock()))
     }
 
-    /// Strikes a process at this moment: this one if any moment will do, else the first that comes
-    /// to it. Waits for the moment, but not for ever.
+    /// Strikes a process at this moment: this one, or the next that runs, if any moment will do;
+    /// else the first that comes to it. Waits for the moment, but not for ever.
     pub(super) fn strike(
         self: &Arc<Self>,
         slot: usize,
@@ -168,7 +168,14 @@ impl Fleet {
         later: Option<Duration>,
     ) {
         if moment == Moment::Any {
-            self.deal(slot, blow, moment);
+            let give_up = Instant::now() + MOMENT_MAX;
+            let slots = (0..self.len()).cycle().skip(slot);
+            for slot in slots.take_while(|_| Instant::now() < give_up) {
+                if self.deal(slot, blow, moment) {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
             return;
         }
         let mut trap = self.trap();

@@ -10,12 +10,12 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Short times, so that a run meets all of them. A lease cannot be shorter.
+/// The shortest times there are, so that a run meets all of them.
 const SETTINGS: &str = "\
 config_version = 1
 [defaults]
 lease = \"1s\"
-max_execution = \"2s\"
+max_execution = \"1s\"
 ";
 
 /// How processes are started, again and again.

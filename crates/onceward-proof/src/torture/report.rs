@@ -1,7 +1,7 @@
 //! What came of a run.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     fs::File,
     io::BufWriter,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     check::Violation,
-    history::{self, Answer, Event, Subject, What},
+    history::{self, Answer, Event, RequestNo, Subject, What},
 };
 
 /// What came of a run.
@@ -48,8 +48,10 @@ pub struct Counts {
     pub conflicts: usize,
     /// 422: something else was asked before.
     pub mismatches: usize,
-    /// Outcomes that nobody knows.
+    /// Answers that nobody knows the outcome.
     pub unknowns: usize,
+    /// Replies to what was unknown before: upstream was late, or the gateway.
+    pub late_replies: usize,
     /// Calls that upstream got.
     pub calls: usize,
     /// Of these, not the first about their subject.
@@ -66,10 +68,23 @@ impl Counts {
     pub(super) fn of(history: &[Event]) -> Counts {
         let mut counts = Counts::default();
         let mut called: HashSet<&Subject> = HashSet::new();
+        let mut asked: HashMap<RequestNo, &Subject> = HashMap::new();
+        let mut unknown: HashSet<&Subject> = HashSet::new();
         for event in history {
             match &event.what {
-                What::Asked { .. } => counts.requests += 1,
-                What::Answered { answer, .. } => counts.answered(answer),
+                What::Asked { request, subject, .. } => {
+                    counts.requests += 1;
+                    asked.insert(*request, subject);
+                }
+                What::Answered { request, answer } => {
+                    counts.answered(answer);
+                    let Some(subject) = asked.get(request).copied() else { continue };
+                    if answer.outcome() == Some("unknown") {
+                        unknown.insert(subject);
+                    } else if matches!(answer.outcome(), Some("executed" | "replayed")) {
+                        counts.late_replies += usize::from(unknown.remove(subject));
+                    }
+                }
                 What::Called { subject, .. } => {
                     counts.calls += 1;
                     counts.reruns += usize::from(!called.insert(subject));
@@ -110,6 +125,7 @@ impl Counts {
         needs("conflicts", self.conflicts, 1);
         needs("mismatches", self.mismatches, 1);
         needs("unknowns", self.unknowns, 1);
+        needs("late replies", self.late_replies, 1);
         needs("reruns", self.reruns, 1);
         let of_processes = Moment::ALL.iter().flat_map(|moment| {
             [Blow::Kill, Blow::Stop(Duration::ZERO)].map(|blow| fault_kind(blow, *moment))
@@ -136,8 +152,7 @@ impl Report {
         }
         let path = std::env::temp_dir().join(format!("onceward-torture-{}.jsonl", self.seed));
         self.keep(&path)?;
-        let first: Vec<String> =
-            self.violations.iter().take(10).map(|of| format!("{of:?}")).collect();
+        let first: Vec<String> = self.violations.iter().take(10).map(ToString::to_string).collect();
         bail!(
             "{} violations\n{}\nthe history is in {path}; judge it again with\n  \
              onceward-proof check {path}\nrun the same plan again with --seed {}",
@@ -169,6 +184,7 @@ impl fmt::Display for Counts {
             ("conflicts", self.conflicts),
             ("mismatches", self.mismatches),
             ("unknowns", self.unknowns),
+            ("late replies", self.late_replies),
             ("calls", self.calls),
             ("reruns", self.reruns),
             ("effects", self.effects),

@@ -59,11 +59,11 @@ impl Manner {
             150..170 => Manner::FailsUnacted,
             170..190 => Manner::FailsUnsure,
             190..210 => Manner::ActsAndFails(if random.random() { 502 } else { 504 }),
-            210..225 => Manner::ActsLate(Duration::from_millis(random.random_range(1500..5000))),
-            225..235 => Manner::ActsAndIsSilent,
-            235..260 => Manner::ActsAndBreaksOff,
-            260..280 => Manner::ClaimsMore,
-            280..300 => Manner::ClaimsLess,
+            210..250 => Manner::ActsLate(Duration::from_millis(random.random_range(800..2100))),
+            250..255 => Manner::ActsAndIsSilent,
+            255..270 => Manner::ActsAndBreaksOff,
+            270..285 => Manner::ClaimsMore,
+            285..300 => Manner::ClaimsLess,
             _ => Manner::Acts,
         }
     }
@@ -147,7 +147,7 @@ impl Upstream {
             self.act(call, &subject)?;
             self.fleet.at(Moment::Acted, slot);
         }
-        if self.resends && call.is_multiple_of(8) {
+        if self.resends && call.is_multiple_of(4) {
             let again = self.record.called(&subject, &charge.asks());
             self.act(again, &subject)?;
             self.record.replied(again, None);
@@ -175,7 +175,7 @@ impl Upstream {
         let mut bytes = http::bytes(&status_line, &answer.headers, &in_transit(&answer));
         let (answer, then) = match manner {
             Manner::ActsAndIsSilent => {
-                self.wait(Duration::from_secs(6));
+                self.wait(Duration::from_secs(4));
                 bytes.clear();
                 (None, Then::Ends)
             }
