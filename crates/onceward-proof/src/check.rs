@@ -30,6 +30,7 @@ mod answer; // I2, I5, I8, I9, R7: a client is answered
 mod record; // I3, I4, I6, I9: a record moves
 mod once; // I1: effects are counted
 mod live; // I8: nothing is left over
+mod linear; // LIN: one record explains all answers
 
 #[cfg(test)]
 mod tests;
@@ -118,8 +119,9 @@ impl Judge {
         self.known.stories().filter(|story| story.lost).count()
     }
 
-    fn end<'a>(&'a self, _history: &'a [Event]) -> impl Iterator<Item = Violation> + 'a {
-        live::check(&self.known)
+    fn end<'a>(&'a self, history: &'a [Event]) -> impl Iterator<Item = Violation> + 'a {
+        let lost = |subject: &Subject| self.known.story_of(subject).is_some_and(|story| story.lost);
+        live::check(&self.known).chain(linear::check(history, lost))
     }
 }
 

@@ -19,7 +19,7 @@ pub type RequestNo = u64;
 pub type CallNo = u64;
 
 /// One thing that happened.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Event {
     /// When, in microseconds since the beginning of the world.
     pub at: u64,
@@ -38,7 +38,7 @@ pub struct Subject {
 }
 
 /// What happened.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "most events of a simulated world are moves")]
 pub enum What {
@@ -126,7 +126,7 @@ pub enum What {
 }
 
 /// What the judge must know about a route.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rules {
     /// Its name.
     pub route: String,
@@ -142,7 +142,7 @@ pub struct Rules {
 }
 
 /// The attempt that made a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holder {
     /// A name for its id.
     pub attempt: String,
@@ -159,7 +159,7 @@ pub struct Holder {
 }
 
 /// What upstream answered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct UpstreamAnswer {
     /// The status.
     pub status: u16,
@@ -172,7 +172,7 @@ pub struct UpstreamAnswer {
 }
 
 /// What a client received.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Answer {
     /// The status.
     pub status: u16,
@@ -210,7 +210,7 @@ impl Answer {
 }
 
 /// A record as it stands in the store.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Stand {
     /// The stored name of its state.
     pub state: String,
@@ -226,6 +226,8 @@ pub struct Stand {
     pub lease_until: i64,
     /// When its retention ends, by the store's clock, in microseconds. Counts in terminal states.
     pub expires_at: i64,
+    /// When its tombstone goes too, by the store's clock, in microseconds.
+    pub purge_at: i64,
     /// Its declared effects.
     pub effects: String,
     /// A digest of the stored reply: status, headers and body.
@@ -233,7 +235,7 @@ pub struct Stand {
 }
 
 /// Why a record changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "by", rename_all = "snake_case")]
 pub enum Cause {
     /// A reserve of this attempt, at this time of the store.
@@ -268,6 +270,10 @@ pub enum Cause {
         resolution: String,
         /// What a release rests on: `authoritative`, or `two_probes`.
         proof: Option<String>,
+        /// The fence of the record that was looked at.
+        fence: i64,
+        /// The store's clock, in microseconds.
+        now: i64,
     },
     /// The store lost commits that it had acknowledged: only where that is its declared class.
     Lost,

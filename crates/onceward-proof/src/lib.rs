@@ -4,4 +4,7 @@
 
 pub mod history; // what happened, as clients, upstream and the store saw it
 pub mod check; // what is wrong with it
+pub mod timeline; // what happened to one key, for people
+pub mod sim; // worlds in which everything breaks, from a seed
 pub mod torture; // real processes, broken on purpose
+pub mod gate; // what has to hold before a change is taken

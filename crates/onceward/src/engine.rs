@@ -319,6 +319,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 // reply is still the truth.
                 let late = async {
                     tokio::select! {
+                        biased;
                         late = &mut handler => Some(classify::classify(late, policy)),
                         () = engine.drain.over() => None,
                     }

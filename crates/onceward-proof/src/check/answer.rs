@@ -83,6 +83,9 @@ impl Answered<'_> {
         match self.known.call_with(&self.answer.body) {
             Some((number, call, upstream)) => {
                 self.check_source(number, call)?;
+                if self.rules().is_some_and(|rules| may_rerun(upstream, rules)) {
+                    return self.wrong("I2", "was stored, though the same request may run again");
+                }
                 self.check_completed(self.story.use_of(call.place).map(|used| used.completed))?;
                 if !self.story.lost {
                     self.check_same_call(number, call)?;
@@ -146,11 +149,12 @@ impl Answered<'_> {
                 let what = format!("is that of call {number}, an earlier one that of call {first}");
                 return self.wrong("I2", &what);
             }
-            Some(Source::Resolved(_)) => {
+            Some(Source::Resolved(first)) if first.body != self.answer.body => {
                 let what = format!("is that of call {number}, an earlier one was resolved");
                 return self.wrong("I2", &what);
             }
-            Some(Source::Call(_)) | None => {}
+            // Whoever resolved the outcome may have known the reply before it came.
+            Some(_) | None => {}
         }
         let success = (200..300).contains(&self.answer.status);
         if success && !call.acted && self.rules().is_some_and(|rules| rules.acts) {

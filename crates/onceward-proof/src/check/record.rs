@@ -18,8 +18,12 @@ enum When {
     LeaseOverInVain,
     /// The retention is over, by the clock of the store.
     RetentionOver,
+    /// The time of the tombstone is over too.
+    TombstoneOver,
     /// Somebody has proof.
     Proof,
+    /// Somebody has proof, and the lease is over.
+    ProofAndLeaseOver,
 }
 
 /// Every way in which a record may change: from, to, by what, when.
@@ -48,14 +52,14 @@ const ARROWS: [(&str, &str, &str, When); 31] = [
     ("in_progress", "failed_retryable", "sweep", When::LeaseOverInVain),
     ("completed", "expired", "reap", When::RetentionOver),
     ("failed_retryable", "expired", "reap", When::RetentionOver),
-    ("completed", "absent", "reap", When::RetentionOver),
-    ("failed_retryable", "absent", "reap", When::RetentionOver),
-    ("expired", "absent", "reap", When::RetentionOver),
+    ("completed", "absent", "reap", When::TombstoneOver),
+    ("failed_retryable", "absent", "reap", When::TombstoneOver),
+    ("expired", "absent", "reap", When::TombstoneOver),
     ("unknown", "completed", "resolve complete", When::Always),
     ("unknown", "failed_retryable", "resolve release", When::Proof),
     // Whoever resolves a record whose lease is over need not wait for the sweeper.
-    ("in_progress", "completed", "resolve complete", When::Always),
-    ("in_progress", "failed_retryable", "resolve release", When::Proof),
+    ("in_progress", "completed", "resolve complete", When::LeaseOver),
+    ("in_progress", "failed_retryable", "resolve release", When::ProofAndLeaseOver),
     ("completed", "expired", "resolve void", When::Always),
 ];
 
@@ -155,6 +159,9 @@ impl Moved<'_> {
                 }
             }
             (Cause::Write { .. }, None) => self.wrong("I3", "was made by a write"),
+            (Cause::Resolve { fence, .. }, Some(from)) if from.fence != *fence => {
+                self.wrong("I3", "was resolved by somebody who had looked at another attempt")
+            }
             (Cause::Reserve { attempt, .. }, _) => match self.to {
                 Some(to) if self.is_grant() && to.attempt != *attempt => {
                     self.wrong("I3", "was granted to another attempt than the one that asked")
@@ -224,9 +231,11 @@ impl Moved<'_> {
         let Some(from) = self.from else { return when == When::Always };
         let now = match self.cause {
             Cause::Reserve { now, .. } | Cause::Sweep { now } | Cause::Reap { now } => *now,
-            Cause::Write { .. } | Cause::Resolve { .. } | Cause::Lost => i64::MIN,
+            Cause::Resolve { now, .. } => *now,
+            Cause::Write { .. } | Cause::Lost => i64::MIN,
         };
         let lease_over = from.lease_until <= now;
+        let proof = matches!(self.cause, Cause::Resolve { proof: Some(_), .. });
         match when {
             When::Always => true,
             When::Mine => self.to.is_some_and(|to| {
@@ -239,9 +248,9 @@ impl Moved<'_> {
                 lease_over && !matches!(&*from.effects, "external" | "undeclared")
             }
             When::RetentionOver => from.expires_at <= now,
-            When::Proof => {
-                matches!(self.cause, Cause::Resolve { proof: Some(proof), .. } if !proof.is_empty())
-            }
+            When::TombstoneOver => from.purge_at <= now,
+            When::Proof => proof,
+            When::ProofAndLeaseOver => proof && lease_over,
         }
     }
 
@@ -249,11 +258,11 @@ impl Moved<'_> {
     fn check_identity(&self) -> Verdict {
         let (Some(from), Some(to)) = (self.from, self.to) else { return Ok(()) };
         if self.is_new_use() {
-            // 1 once its tombstone's time is over too.
-            let follows = to.generation == from.generation.saturating_add(1) || to.generation == 1;
-            return match follows {
+            let next = to.generation == from.generation.saturating_add(1);
+            let anew = to.generation == 1 && self.holds(When::TombstoneOver);
+            return match next || anew {
                 true => Ok(()),
-                false => self.wrong("I3", "skipped a generation"),
+                false => self.wrong("I3", "was used again without the next generation"),
             };
         }
         if to.generation != from.generation {

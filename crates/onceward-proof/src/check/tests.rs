@@ -74,6 +74,7 @@ fn stand(state: &str, fence: i64) -> Stand {
         fingerprint: "f".into(),
         lease_until: 100,
         expires_at: 1000,
+        purge_at: 2000,
         effects: "external".into(),
         reply: None,
     }
@@ -87,8 +88,10 @@ fn write(write: &str, fence: i64) -> Cause {
     Cause::Write { write: write.into(), attempt: format!("a{fence}"), fence }
 }
 
+/// By somebody who looked at fence 5, when the lease was over.
 fn resolve(resolution: &str, proof: Option<&str>) -> Cause {
-    Cause::Resolve { resolution: resolution.into(), proof: proof.map(Into::into) }
+    let (resolution, proof) = (resolution.into(), proof.map(Into::into));
+    Cause::Resolve { resolution, proof, fence: 5, now: 100 }
 }
 
 impl Tale {
@@ -178,11 +181,12 @@ impl Tale {
         assert!(found.is_empty(), "{found:#?}");
     }
 
-    /// Wrong in this and nothing else.
+    /// Wrong in this and nothing else, but for the order of steps that it spoils.
     #[track_caller]
     fn violates(self, invariant: &str) {
         let found = judge(&self.0);
-        let names: Vec<_> = found.iter().map(|violation| violation.invariant).collect();
+        let names = found.iter().map(|violation| violation.invariant);
+        let names: Vec<_> = names.filter(|name| *name != "LIN").collect();
         assert_eq!(names, [invariant], "{found:#?}");
     }
 }

@@ -62,6 +62,7 @@ impl Drain {
     /// Sleeps, but not past the end.
     pub(super) async fn pause(&self, duration: Duration) {
         tokio::select! {
+            biased;
             () = self.over() => {}
             () = sleep(duration) => {}
         }

@@ -46,6 +46,7 @@ impl Engine {
     ) -> Stopped {
         let end = Instant::now() + policy.max_execution;
         tokio::select! {
+            biased;
             never = self.renew_for_ever(lease, policy, operation) => match never {},
             () = sleep_until(end) => Stopped::MaxExecution,
             () = self.drain.over() => Stopped::Drained,

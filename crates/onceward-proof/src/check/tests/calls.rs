@@ -44,12 +44,12 @@ fn a_route_that_does_not_act_runs_as_often_as_it_likes() {
 
 #[test]
 fn a_new_generation_acts_again() {
-    let tale = |next: u32| {
+    let tale = |next: u32, now| {
         let used =
             Stand { generation: next, fence: 6, attempt: "a6".into(), ..stand("in_progress", 5) };
         let mut tale =
             Tale::new().asked(1).granted(5).called_under(1, 5, 9).acted(1).replied(1, 201);
-        tale = tale.completed(5).moved(Some(stand("completed", 5)), Some(used), reserve(6, 1000));
+        tale = tale.completed(5).moved(Some(stand("completed", 5)), Some(used), reserve(6, now));
         tale = tale.called_under(2, 6, 9);
         let Some(Event { what: What::Called { holder: Some(holder), .. }, .. }) = tale.0.last_mut()
         else {
@@ -58,9 +58,10 @@ fn a_new_generation_acts_again() {
         holder.generation = next;
         tale.acted(2).replied(2, 201)
     };
-    tale(2).passes();
+    tale(2, 1000).passes();
     // Past its tombstone a key is new.
-    tale(1).passes();
+    tale(1, 2000).passes();
+    tale(1, 1999).violates("I3");
 }
 
 #[test]

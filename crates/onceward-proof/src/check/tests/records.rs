@@ -36,7 +36,7 @@ fn a_grant_has_a_larger_fence() {
 fn a_fence_is_not_used_again_after_a_purge() {
     let tale = |fence| {
         let gone = Tale::new().granted(5).completed(5);
-        let gone = gone.moved(Some(stand("completed", 5)), None, Cause::Reap { now: 1000 });
+        let gone = gone.moved(Some(stand("completed", 5)), None, Cause::Reap { now: 2000 });
         gone.granted(fence)
     };
     tale(5).violates("I3");
@@ -121,16 +121,29 @@ fn a_reply_is_kept_for_its_retention() {
         let tales = [
             step(stand("completed", 5), next(), reserve(6, now)),
             step(stand("completed", 5), stand("expired", 5), Cause::Reap { now }),
-            Tale::new().moved(Some(stand("completed", 5)), None, Cause::Reap { now }),
         ];
         for tale in tales {
             if now < 1000 { tale.violates("I6") } else { tale.passes() }
         }
     }
+    let gone = |now| Tale::new().moved(Some(stand("completed", 5)), None, Cause::Reap { now });
+    gone(1999).violates("I6");
+    gone(2000).passes();
     step(stand("completed", 5), stand("expired", 5), resolve("void", None)).passes();
     let unknown_goes =
         Tale::new().moved(Some(stand("unknown", 5)), None, Cause::Reap { now: 5000 });
     unknown_goes.violates("I4");
+}
+
+#[test]
+fn who_resolves_has_looked_at_this_attempt_and_not_at_a_live_one() {
+    let resolved = |fence, now| {
+        let (resolution, proof) = ("release".into(), Some("two_probes".into()));
+        from_progress("failed_retryable", Cause::Resolve { resolution, proof, fence, now })
+    };
+    resolved(5, 100).passes();
+    resolved(4, 100).violates("I3");
+    resolved(5, 99).violates("I4");
 }
 
 #[test]

@@ -1,0 +1,214 @@
+//! What a world is like: how many take part, under which policies, how much breaks.
+
+use std::time::Duration;
+
+use onceward::{
+    Effects, InFlight, Policy, Recipe, Routes,
+    policy::{Presence, ServerErrors},
+};
+
+use super::bugs::Bug;
+use super::choices::Choices;
+use crate::history::Rules;
+
+/// A second.
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// What a world is like.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Processes.
+    pub nodes: u32,
+    /// Callers whose data must never mix.
+    pub tenants: u32,
+    /// Keys of each tenant.
+    pub keys: u32,
+    /// Clients at a time.
+    pub clients: u32,
+    /// Operations of each client, one after the other. Each is one request and its retries.
+    pub operations: u32,
+    /// Different things that are asked under one key: more than one is misuse.
+    pub bodies: u32,
+    /// Policies; key number n belongs to the route number n modulo their count.
+    pub routes: Vec<RouteOptions>,
+    /// How long an engine repeats a store call.
+    pub store_deadline: Duration,
+    /// Whether the store keeps what it acknowledged.
+    pub durable: bool,
+    /// How often a message meets a fault, in 10,000.
+    pub faults: u32,
+    /// How often nodes, clocks and the store itself are disturbed in a run, at most.
+    pub disturbances: u32,
+    /// The pause between two sweeps.
+    pub sweep_every: Duration,
+}
+
+/// What a route is like.
+#[derive(Clone, Debug)]
+pub struct RouteOptions {
+    /// What its work can do to the world.
+    pub effects: Effects,
+    /// What a 5xx of its handler means.
+    pub server_errors: ServerErrors,
+    /// What a retry gets while an attempt is at work.
+    pub in_flight: InFlight,
+    /// Whether an expired key runs again.
+    pub expired_runs_again: bool,
+    /// How long an attempt may be silent.
+    pub lease: Duration,
+    /// How long an attempt may take.
+    pub max_execution: Duration,
+    /// How long a tombstone is kept.
+    pub tombstone: Duration,
+}
+
+/// How long after a call upstream may act at the latest. Together with the longest lease it stays
+/// under the time that must pass between two probes: what a request needs longer on its way than
+/// that, no probe can see.
+pub(super) const LATEST_ACT: Duration = Duration::from_secs(20);
+
+impl Options {
+    /// A world drawn from a seed.
+    pub fn drawn(choices: &mut Choices) -> Self {
+        let routes = 1 + choices.number(2);
+        Options {
+            nodes: 1 + choices.number(3),
+            tenants: 1 + choices.number(2),
+            keys: 1 + choices.number(3),
+            clients: 1 + choices.number(4),
+            operations: 1 + choices.number(4),
+            bodies: 1 + choices.number(2),
+            routes: (0..routes).map(|_| RouteOptions::drawn(choices)).collect(),
+            store_deadline: *one_of(choices, &[SECOND, SECOND / 10, SECOND * 5]),
+            durable: choices.number(8) != 7,
+            faults: *one_of(choices, &[0, 300, 1_000, 2_500]),
+            disturbances: choices.number(6),
+            sweep_every: *one_of(choices, &[SECOND * 30, SECOND * 5]),
+        }
+    }
+
+    /// The smallest world in which two can meet: two clients with one operation each, two nodes,
+    /// one key. Faults are chosen by whoever explores it.
+    pub fn smallest(route: RouteOptions) -> Self {
+        Options {
+            nodes: 2,
+            tenants: 1,
+            keys: 1,
+            clients: 2,
+            operations: 1,
+            bodies: 1,
+            routes: vec![route],
+            store_deadline: SECOND,
+            durable: true,
+            faults: 10_000,
+            disturbances: 0,
+            sweep_every: SECOND * 30,
+        }
+    }
+
+    /// What the judge must know.
+    pub(super) fn rules(&self) -> Vec<Rules> {
+        (0..).zip(&self.routes).map(|(number, route)| route.rules(number)).collect()
+    }
+
+    /// What an engine must know.
+    pub(super) fn policies(&self, bug: Option<Bug>) -> Routes {
+        (0..).zip(&self.routes).fold(Routes::only(), |routes, (number, route)| {
+            let pattern = format!("POST {}", path(number));
+            let policy = route.policy(bug);
+            routes.route(&pattern, policy).unwrap_or_else(|_| unreachable!("a valid pattern"))
+        })
+    }
+
+    pub(super) fn route_of_key(&self, key: u32) -> u32 {
+        key % u32::try_from(self.routes.len()).unwrap_or(1)
+    }
+}
+
+/// The path of a route.
+pub(super) fn path(route: u32) -> String {
+    format!("/route-{route}")
+}
+
+impl RouteOptions {
+    /// A route that says nothing beyond what it must.
+    pub fn plain(effects: Effects) -> Self {
+        RouteOptions {
+            effects,
+            server_errors: ServerErrors::ByEffects,
+            in_flight: InFlight::Conflict,
+            expired_runs_again: false,
+            lease: SECOND * 3,
+            max_execution: SECOND * 10,
+            tombstone: DAY * 30,
+        }
+    }
+
+    fn drawn(choices: &mut Choices) -> Self {
+        use ServerErrors::{ByEffects, Retry, Store, Unknown};
+        let in_flight = [InFlight::Conflict, InFlight::Wait(SECOND * 3), InFlight::Accepted];
+        RouteOptions {
+            effects: *one_of(
+                choices,
+                &[Effects::Undeclared, Effects::External, Effects::External, Effects::None],
+            ),
+            server_errors: *one_of(choices, &[ByEffects, ByEffects, Retry, Store, Unknown]),
+            in_flight: *one_of(choices, &in_flight),
+            expired_runs_again: choices.number(2) == 1,
+            lease: *one_of(choices, &[SECOND * 3, SECOND, SECOND * 10, SECOND * 30]),
+            max_execution: *one_of(choices, &[SECOND * 10, SECOND * 2, SECOND * 40]),
+            tombstone: *one_of(choices, &[DAY * 30, HOUR, Duration::ZERO]),
+        }
+    }
+
+    fn policy(&self, bug: Option<Bug>) -> Policy {
+        let recipe = match bug {
+            Some(Bug::FingerprintOfRawBytes) => Recipe::raw(),
+            _ => Recipe::canonical(),
+        };
+        let server_errors = match bug {
+            Some(Bug::EveryServerErrorIsStored) => ServerErrors::Store,
+            Some(Bug::EveryServerErrorIsRetried) => ServerErrors::Retry,
+            _ => self.server_errors,
+        };
+        let policy = Policy::required()
+            .presence(Presence::Required)
+            .fingerprint(recipe)
+            .server_errors(server_errors)
+            .in_flight(self.in_flight)
+            .expired_runs_again(self.expired_runs_again)
+            .tombstone(self.tombstone)
+            .effects(self.effects)
+            .and_then(|policy| policy.lease(self.lease))
+            .and_then(|policy| policy.max_execution(self.max_execution))
+            .and_then(|policy| policy.retention(HOUR));
+        policy.unwrap_or_else(|bad| unreachable!("{bad}"))
+    }
+
+    fn rules(&self, number: u32) -> Rules {
+        let mut rerunnable = vec![401, 403, 408, 425, 429];
+        let retried = match (self.server_errors, self.effects) {
+            (ServerErrors::Retry, _) => true,
+            (ServerErrors::ByEffects, effects) => effects != Effects::External,
+            (ServerErrors::Store | ServerErrors::Unknown, _) => false,
+        };
+        if retried {
+            rerunnable.extend([500, 503]);
+        }
+        Rules {
+            route: path(number),
+            acts: self.effects != Effects::None,
+            rerunnable,
+            expired_runs_again: self.expired_runs_again,
+            kept_headers: vec!["content-type".into(), "etag".into(), "x-note".into()],
+        }
+    }
+}
+
+fn one_of<'a, T>(choices: &mut Choices, options: &'a [T]) -> &'a T {
+    let count = u32::try_from(options.len()).unwrap_or(1);
+    let chosen = choices.number(count) as usize;
+    options.get(chosen).unwrap_or_else(|| unreachable!("chosen below the count"))
+}
