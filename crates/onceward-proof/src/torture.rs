@@ -54,8 +54,8 @@ use record::Recorder;
 use turn::Turn;
 use upstream::Upstream;
 
-/// After the faults everything has to come to its end within this.
-const CALM_MAX: Duration = Duration::from_secs(120);
+/// Upstream has this long to end the calls that are still open.
+const OPEN_CALLS_MAX: Duration = Duration::from_secs(30);
 
 /// What is to be done to whom.
 #[derive(Clone, Debug)]
@@ -197,18 +197,16 @@ impl World {
         self.upstream.calm.store(true, SeqCst);
         self.fleet.start_missing()?;
         self.record.calm();
-        let give_up = Instant::now() + CALM_MAX;
         let unfinished = thread::scope(|scope| {
-            let shares = (0..plan.clients).map(|share| {
-                let share = (share, plan.clients);
-                scope.spawn(move || self.clients.ask_all_again(share, give_up))
-            });
+            let shares = (0..plan.clients)
+                .map(|share| scope.spawn(move || self.clients.ask_all_again(share, plan.clients)));
             let shares: Vec<_> = shares.collect();
             let ended: thread::Result<Vec<_>> =
                 shares.into_iter().map(thread::ScopedJoinHandle::join).collect();
             ended.map_err(|_| anyhow!("a client panicked"))
         });
         let unfinished = unfinished?.into_iter().flatten().collect();
+        let give_up = Instant::now() + OPEN_CALLS_MAX;
         while !self.record.no_open_calls() {
             ensure!(Instant::now() < give_up, "upstream does not come to an end");
             thread::sleep(Duration::from_millis(10));

@@ -28,6 +28,9 @@ use crate::{
 /// A client does not think of more at once.
 const OPEN_MAX: usize = 8;
 
+/// After the faults there is an answer for good within this: many times the lease.
+const FINAL_MAX: Duration = Duration::from_secs(30);
+
 /// What all clients know together.
 pub(super) struct Clients {
     record: Arc<Recorder>,
@@ -97,16 +100,12 @@ impl Clients {
 
     /// Asks each process for everything that was ever asked for, until there is an answer for good,
     /// and says where none came in time. Several share the work: this is one of them.
-    pub(super) fn ask_all_again(
-        &self,
-        (share, shares): (usize, usize),
-        give_up: Instant,
-    ) -> Vec<Violation> {
+    pub(super) fn ask_all_again(&self, share: usize, shares: usize) -> Vec<Violation> {
         let known = self.known().clone();
         let mut found = Vec::new();
         for (subject, charge) in known.into_iter().skip(share).step_by(shares) {
             for slot in 0..self.fleet.len() {
-                if !self.has_final_answer(&subject, charge, slot, give_up) {
+                if !self.has_final_answer(&subject, charge, slot) {
                     let what = format!("process {slot} gave no answer for good after the faults");
                     let subject = Some(subject.clone());
                     found.push(Violation { invariant: "I8", subject, what });
@@ -116,13 +115,8 @@ impl Clients {
         found
     }
 
-    fn has_final_answer(
-        &self,
-        subject: &Subject,
-        charge: Charge,
-        slot: usize,
-        give_up: Instant,
-    ) -> bool {
+    fn has_final_answer(&self, subject: &Subject, charge: Charge, slot: usize) -> bool {
+        let give_up = Instant::now() + FINAL_MAX;
         let patience = Duration::from_secs(10);
         let manner = Manner { slot, form: 0, halfway: Duration::ZERO, patience };
         while !self.ask(subject, charge, manner).is_some_and(|answer| is_final(&answer)) {
