@@ -196,3 +196,28 @@ impl fmt::Display for Counts {
         writeln!(f, "{:<20} {seconds:>8.1}", "seconds")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_in_which_too_little_happened_is_told_from_one_that_passed() {
+        let mut counts = Counts::of(&[]);
+        let lacks = counts.lacks(16);
+        for kind in ["replies", "unknowns", "reruns", "kill_acted", "stop_replied", "client_reset"]
+        {
+            assert!(lacks.iter().any(|lack| lack.starts_with(kind)), "{kind}: {lacks:?}");
+        }
+        for kind in lacks.iter().filter_map(|lack| lack.split(':').next()) {
+            counts.faults.insert(kind.to_owned(), 1);
+        }
+        let enough = [&mut counts.replies, &mut counts.replays, &mut counts.effects];
+        enough.into_iter().for_each(|count| *count = 16);
+        counts.conflicts = 1;
+        counts.mismatches = 1;
+        counts.unknowns = 1;
+        counts.late_replies = 1;
+        assert_eq!(counts.lacks(16), ["reruns: 0 of at least 1"]);
+    }
+}
