@@ -97,8 +97,8 @@ struct Torture {
     /// The binary under torture [default: `onceward` beside this program].
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
-    /// How often a process is killed or stopped. Each kind has had its turn after 16 rounds.
-    #[arg(long, default_value_t = 48)]
+    /// How often a process is killed or stopped. Each kind has had its turn after 17 rounds.
+    #[arg(long, default_value_t = 51)]
     rounds: usize,
     /// The seed of a plan that was run before.
     #[arg(long)]

@@ -156,7 +156,7 @@ impl Clients {
     fn manner(&self, random: &mut impl Rng) -> Manner {
         let patience = match random.random_range(0..20) {
             0 => random.random_range(1..50),
-            1..14 => random.random_range(200..1000),
+            1..10 => random.random_range(200..1000),
             _ => random.random_range(1000..4000),
         };
         let halfway = if random.random_ratio(1, 20) { random.random_range(1..200) } else { 0 };

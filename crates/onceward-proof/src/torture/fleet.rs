@@ -20,6 +20,9 @@ use super::{
 /// A moment that does not come within this is given up.
 const MOMENT_MAX: Duration = Duration::from_secs(3);
 
+/// Why a gateway may not start: it asks for no longer than two seconds.
+const STORE_HELD: &str = "another process holds the file for too long";
+
 /// What is done to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Blow {
@@ -140,7 +143,7 @@ impl Fleet {
         for slot in &self.slots {
             let mut state = slot.lock();
             if state.gateway.is_none() {
-                let gateway = self.starting.start(&slot.upstream)?;
+                let gateway = self.start(&slot.upstream)?;
                 slot.entrance.lead_to(Some(gateway.address));
                 *state = State {
                     gateway: Some(gateway),
@@ -150,6 +153,21 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// Starts a process, as a supervisor would: once more, if the store was held by another process,
+    /// which may be stopped.
+    fn start(&self, upstream: &str) -> Result<Gateway> {
+        let mut refused = 0;
+        loop {
+            match self.starting.start(upstream) {
+                Err(error) if refused < 3 && format!("{error:#}").contains(STORE_HELD) => {
+                    self.record.fault("start_refused", STORE_HELD);
+                    refused += 1;
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Ends all processes, also those that are stopped. No blow falls from now on.
@@ -244,7 +262,7 @@ impl Fleet {
     }
 
     fn trouble(&self, error: &anyhow::Error) {
-        self.record.trouble(format!("{error:#}\n{}", self.starting.log_tail()));
+        self.record.trouble(format!("{error:#}"));
     }
 
     fn trap(&self) -> MutexGuard<'_, Trapping> {

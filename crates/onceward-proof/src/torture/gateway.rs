@@ -1,11 +1,12 @@
 //! One `onceward serve` process.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering::SeqCst},
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -23,7 +24,8 @@ pub(super) struct Starting {
     binary: PathBuf,
     store: String,
     config: PathBuf,
-    log: PathBuf,
+    folder: PathBuf,
+    starts: AtomicU64,
 }
 
 impl Starting {
@@ -31,13 +33,14 @@ impl Starting {
     pub(super) fn new(binary: &Path, store: String, folder: &Path) -> Result<Starting> {
         let config = folder.join("onceward.toml");
         std::fs::write(&config, SETTINGS).context("the config file cannot be written")?;
-        Ok(Starting { binary: binary.to_owned(), store, config, log: folder.join("log") })
+        let (binary, folder) = (binary.to_owned(), folder.to_owned());
+        Ok(Starting { binary, store, config, folder, starts: AtomicU64::new(0) })
     }
 
     /// Starts a process in front of an upstream, and waits until it serves.
     pub(super) fn start(&self, upstream: &str) -> Result<Gateway> {
-        let log = OpenOptions::new().append(true).create(true).open(&self.log);
-        let log = log.context("the log cannot be opened")?;
+        let log = self.folder.join(format!("log-{}", self.starts.fetch_add(1, SeqCst)));
+        let stderr = File::create(&log).context("a log cannot be created")?;
         let mut child = Command::new(&self.binary)
             .env("RUST_LOG", "error")
             .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
@@ -46,25 +49,17 @@ impl Starting {
             .arg(&self.config)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(log)
+            .stderr(stderr)
             .spawn()
             .with_context(|| format!("{} cannot be started", self.binary.display()))?;
         let stdout = child.stdout.take().context("stdout is piped")?;
         // Ends the process if it does not serve.
-        let mut gateway = Gateway { child, address: ([127, 0, 0, 1], 0).into() };
+        let mut gateway = Gateway { child, address: ([127, 0, 0, 1], 0).into(), log };
         match announced(stdout) {
             Some(address) => gateway.address = address,
-            None => bail!("the gateway did not start:\n{}", self.log_tail()),
+            None => bail!("a gateway did not start:\n{}", gateway.log_tail()),
         }
         Ok(gateway)
-    }
-
-    /// The end of what all processes logged.
-    pub(super) fn log_tail(&self) -> String {
-        let log = File::open(&self.log).map(BufReader::new);
-        let lines: Vec<String> =
-            log.into_iter().flat_map(|log| log.lines().map_while(Result::ok)).collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
     }
 }
 
@@ -77,13 +72,14 @@ fn announced(stdout: ChildStdout) -> Option<SocketAddr> {
 pub(super) struct Gateway {
     child: Child,
     pub(super) address: SocketAddr,
+    log: PathBuf,
 }
 
 impl Gateway {
     /// Ends the process at once.
     pub(super) fn kill(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("a gateway ended by itself: {status}");
+            bail!("a gateway ended by itself: {status}\n{}", self.log_tail());
         }
         self.child.kill().context("SIGKILL")?;
         self.child.wait().context("the killed process")?;
@@ -96,6 +92,13 @@ impl Gateway {
         let sent = Command::new("sh").args(["-c", &kill]).status().context("sh")?;
         ensure!(sent.success(), "SIG{name} could not be sent");
         Ok(())
+    }
+
+    /// The end of what the process logged.
+    fn log_tail(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
     }
 }
 

@@ -16,11 +16,11 @@ pub(super) enum Turn {
 }
 
 impl Turn {
-    /// Turns without end. Within the first 16, and so on, each kind has its own.
+    /// Turns without end. Within the first 17, and so on, each kind has its own.
     pub(super) fn shuffled(seed: u64) -> impl Iterator<Item = Turn> {
         let mut random = StdRng::seed_from_u64(seed.rotate_left(32));
         std::iter::repeat_with(move || {
-            let mut turns = vec![Turn::Quiet(Duration::from_millis(3000))];
+            let mut turns = vec![Turn::Quiet(Duration::from_millis(2500)); 2];
             for moment in Moment::ALL {
                 // Stops take long, so that there are fewer of them.
                 turns.extend([true, true, false].map(|kills| draw(kills, moment, &mut random)));
@@ -52,7 +52,7 @@ fn draw(kills: bool, moment: Moment, random: &mut StdRng) -> Turn {
 mod tests {
     use super::*;
 
-    const TURNS: usize = Moment::ALL.len() * 3 + 1;
+    const TURNS: usize = Moment::ALL.len() * 3 + 2;
 
     #[test]
     fn every_blow_has_its_turn_at_every_moment_and_a_seed_gives_the_same_turns() {

@@ -6,7 +6,7 @@ use onceward_proof::torture::{Plan, Report, Store, run};
 
 #[test]
 fn nothing_acknowledged_is_lost_and_nothing_runs_twice_on_the_file_store() {
-    let rounds = number_from("ONCEWARD_TORTURE_ROUNDS").unwrap_or(16);
+    let rounds = number_from("ONCEWARD_TORTURE_ROUNDS").unwrap_or(17);
     let rounds = usize::try_from(rounds).expect("a number of rounds");
     let report = tortured(&plan(rounds));
     report.verdict().expect("no violation");
