@@ -133,6 +133,13 @@ struct World {
     proxies: Vec<Proxy>,
 }
 
+impl Drop for World {
+    /// Threads hold on to the fleet for longer, but no process outlives a run that failed.
+    fn drop(&mut self) {
+        let _ = self.fleet.kill_all();
+    }
+}
+
 impl World {
     fn build(plan: &Plan, folder: &Path, runtime: &Runtime) -> Result<World> {
         let record = Arc::new(Recorder::begin());

@@ -173,7 +173,9 @@ impl Fleet {
     /// Ends all processes, also those that are stopped. No blow falls from now on.
     pub(super) fn kill_all(&self) -> Result<()> {
         self.spared.store(true, SeqCst);
-        self.slots.iter().try_for_each(|slot| slot.kill(&mut slot.lock()))
+        let killed = self.slots.iter().map(|slot| slot.kill(&mut slot.lock()));
+        // All of them, whatever becomes of one.
+        killed.fold(Ok(()), Result::and)
     }
 
     /// Strikes a process at this moment: this one, or the next that runs, if any moment will do;
