@@ -7,4 +7,5 @@ pub mod check; // what is wrong with it
 pub mod timeline; // what happened to one key, for people
 pub mod model; // the protocol in small worlds, in every order
 pub mod sim; // worlds in which everything breaks, from a seed
+pub mod torture; // real processes, broken on purpose
 pub mod gate; // what has to hold before a change is taken

@@ -8,10 +8,11 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use onceward_proof::{
     check, gate, history, model,
     sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
+    torture::{self, Plan, Store},
 };
 
 /// Simulates and tortures Onceward, and judges what it recorded.
@@ -20,6 +21,7 @@ use onceward_proof::{
     onceward-proof gate                          what ./test asks for\n  \
     onceward-proof sim --seed 42                 one run, with the timeline of its first key\n  \
     onceward-proof sim --seed 42 --bug fails-open --shrink\n  \
+    onceward-proof torture --rounds 200          real processes, killed and stopped\n  \
     onceward-proof check history.jsonl")]
 struct Arguments {
     #[command(subcommand)]
@@ -50,6 +52,10 @@ enum What {
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
     },
+    /// Kills, stops and disconnects real `onceward serve` processes under load, and judges what
+    /// clients and upstream saw.
+    #[command(after_help = TORTURE_EXAMPLES)]
+    Torture(Torture),
     /// Judges a history.
     Check {
         /// A file of JSON lines.
@@ -79,12 +85,47 @@ struct Sim {
     keep: Option<PathBuf>,
 }
 
+const TORTURE_EXAMPLES: &str = "\
+Examples:
+  cargo build -p onceward-server -p onceward-proof
+  target/debug/onceward-proof torture --rounds 200
+  target/debug/onceward-proof torture --rounds 200 --seed 42 --keep history.jsonl
+
+  A store that forgets, to see the judge at work:
+    target/debug/onceward-proof torture --rounds 20 --store memory";
+
+#[derive(clap::Args)]
+struct Torture {
+    /// The binary under torture [default: `onceward` beside this program].
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+    /// How often a process is killed or stopped. Each kind has had its turn after 17 rounds.
+    #[arg(long, default_value_t = 51)]
+    rounds: usize,
+    /// The seed of a plan that was run before.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Where records are kept. `memory` forgets, which the judge must find.
+    #[arg(long, value_enum, default_value = "file")]
+    store: StoreArg,
+    /// Writes the history to a file.
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum StoreArg {
+    File,
+    Memory,
+}
+
 fn main() -> anyhow::Result<ExitCode> {
     let passed = match Arguments::parse().what {
         What::Gate { seeds, from, deviations } => gate::run(from..from + seeds, deviations),
         What::Model => explore_model(),
         What::Sim(sim) => simulate(sim)?,
         What::Bugs { seeds } => gate::bugs(seeds),
+        What::Torture(asked) => torture(asked)?,
         What::Check { file } => judge(&file)?,
     };
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -125,6 +166,36 @@ fn simulate(asked: Sim) -> anyhow::Result<bool> {
     print!("{}", gate::story(&run));
     summary(&run);
     Ok(run.violation.is_none())
+}
+
+fn torture(asked: Torture) -> anyhow::Result<bool> {
+    let binary = match asked.binary {
+        Some(binary) => binary,
+        None => std::env::current_exe().context("finding this program")?.with_file_name("onceward"),
+    };
+    let seed = asked.seed.unwrap_or_else(rand::random);
+    println!("--seed {seed}");
+    let mut plan = Plan::new(binary, asked.rounds, seed);
+    plan.store = match asked.store {
+        StoreArg::File => Store::File,
+        StoreArg::Memory => Store::Memory,
+    };
+    let report = torture::run(&plan)?;
+    print!("{}", report.counts);
+    if let Some(file) = &asked.keep {
+        report.keep(file)?;
+    }
+    if let Err(error) = report.verdict() {
+        println!("{error:#}");
+        return Ok(false);
+    }
+    let lacks = report.counts.lacks(plan.rounds);
+    if !lacks.is_empty() {
+        println!("no violation, but too little happened:\n{}", lacks.join("\n"));
+        return Ok(false);
+    }
+    println!("no violation");
+    Ok(true)
 }
 
 fn summary(run: &Run) {

@@ -1,10 +1,18 @@
 //! `onceward serve`: all of it together, until a signal.
 
-use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
-use onceward::{Engine, Routes, Settings, Store, store::IdentityCheck};
+use onceward::{
+    Engine, Routes, Settings, Store,
+    store::{IdentityCheck, StoreError},
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
@@ -94,14 +102,34 @@ impl Running {
     }
 }
 
+/// A store that another process holds, or that is only just coming up, has this long at the start.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Repeats a call of the store until it is answered, or for as long as it makes sense.
+async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> Result<T> {
+    let give_up = Instant::now() + STORE_PATIENCE;
+    loop {
+        match call().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) if error.may_be_repeated() && Instant::now() < give_up => {
+                warn!(%error, "the store does not answer yet");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Under other identity settings every key would look new, and everything would run again.
 async fn check_identity(engine: &Engine, store: &dyn Store, accept_change: bool) -> Result<()> {
     let identity = engine.identity();
-    match store.check_identity(&identity).await.context("the store cannot be read")? {
+    let checked = patiently(async || store.check_identity(&identity).await).await;
+    match checked.context("the store cannot be read")? {
         IdentityCheck::Same => Ok(()),
         IdentityCheck::Different if accept_change => {
             warn!("the identity settings of the store were changed: keys of before look new");
-            store.accept_identity(&identity).await.context("the store cannot be written")
+            let accepted = patiently(async || store.accept_identity(&identity).await).await;
+            accepted.context("the store cannot be written")
         }
         IdentityCheck::Different => bail!(
             "this store was written under another scope rule, key syntax or fingerprint key, so \

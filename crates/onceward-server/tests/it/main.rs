@@ -4,9 +4,9 @@ mod support;
 
 mod admin; // /livez, /readyz, /metrics, logs
 mod demo; // the story
-mod kill; // kill -9 under load
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
 mod refusing; // what does not start
 mod stopping; // SIGTERM
+mod torture; // killed, stopped and disconnected under load
 mod upstream_faults; // upstreams that fail in every way

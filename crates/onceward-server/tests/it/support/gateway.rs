@@ -69,12 +69,6 @@ impl Gateway {
         assert!(sent.success());
     }
 
-    /// Ends the process at once, as a power cut would.
-    pub(crate) fn kill(mut self) {
-        self.child.kill().expect("killed");
-        self.child.wait().expect("reaped");
-    }
-
     pub(crate) fn exit_status(&mut self) -> ExitStatus {
         eventually("the end of the process", || self.child.try_wait().expect("waited"))
     }

@@ -1,0 +1,277 @@
+//! Torture: real processes on a real store, with everything around them broken on purpose.
+//!
+//! ```text
+//! clients -> proxy -> gateway 0 --> proxy -> upstream -> ledger
+//!         \> proxy -> gateway 1 -/
+//! ```
+//!
+//! Clients, proxies and upstream live in this process and write one history under one lock. Gateways
+//! are `onceward serve`, killed and stopped at random moments and at chosen ones. Upstream writes an
+//! effect to its ledger, synced, before it answers; the ledger has to agree with the history. When
+//! the rounds are over, everything is started again, every key is asked for once more, and the judge
+//! reads what happened.
+//!
+//! The plan comes from a seed. What the system's scheduler makes of it does not.
+
+use std::{
+    collections::HashSet,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool, atomic::Ordering::SeqCst},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use tokio::runtime::Runtime;
+
+use crate::{
+    check::{self, Violation},
+    history::{Event, What},
+};
+
+mod charge; // what is asked for
+mod client; // those who ask
+mod fleet; // all gateways, and the blows that they get
+mod gateway; // one process
+mod http; // messages as bytes
+mod ledger; // what was really done
+mod proxy; // broken connections
+mod record; // the history
+mod report; // what came of it
+mod turn; // when which blow falls
+mod upstream; // those who act
+
+pub use report::{Counts, Report};
+
+use client::Clients;
+use fleet::Fleet;
+use gateway::Starting;
+use ledger::Ledger;
+use proxy::{Fates, OnFault, Proxy};
+use record::Recorder;
+use turn::Turn;
+use upstream::Upstream;
+
+/// Upstream has this long to end the calls that are still open.
+const OPEN_CALLS_MAX: Duration = Duration::from_secs(30);
+
+/// What is to be done to whom.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The `onceward` binary.
+    pub binary: PathBuf,
+    /// Where it keeps its records.
+    pub store: Store,
+    /// How many processes serve at once, on the same store.
+    pub processes: usize,
+    /// How many clients ask at once.
+    pub clients: usize,
+    /// How often a process is killed or stopped.
+    pub rounds: usize,
+    /// What everything random is drawn from.
+    pub seed: u64,
+    /// Upstream does some calls twice, as if a balancer had sent them again: a defect that the judge
+    /// must find.
+    pub upstream_resends: bool,
+}
+
+/// Where records are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In a file that all processes share.
+    File,
+    /// In each process: forgotten with it, which the judge must find.
+    Memory,
+}
+
+impl Plan {
+    /// Two processes on one file, for so many rounds.
+    pub fn new(binary: impl Into<PathBuf>, rounds: usize, seed: u64) -> Plan {
+        Plan {
+            binary: binary.into(),
+            store: Store::File,
+            processes: 2,
+            clients: 24,
+            rounds,
+            seed,
+            upstream_resends: false,
+        }
+    }
+}
+
+/// Runs a plan, and judges what happened.
+///
+/// # Errors
+/// When the run itself failed, so that there is nothing to judge: a gateway that does not start or
+/// ends by itself, a ledger that does not agree with the history.
+pub fn run(plan: &Plan) -> Result<Report> {
+    let folder = tempfile::tempdir().context("a temporary folder")?;
+    let runtime = Runtime::new().context("a runtime for the proxies")?;
+    let world = World::build(plan, folder.path(), &runtime)?;
+    let lived = world.live(plan);
+    // Connections that are still held open end with their proxies.
+    runtime.shutdown_background();
+    let (history, unfinished) = lived?;
+    if let Some(trouble) = world.record.trouble_so_far() {
+        bail!("the run proves nothing: {trouble}");
+    }
+    world.compare_with_ledger(&history)?;
+    let mut violations = check::judge(&history);
+    violations.extend(unfinished);
+    let counts = Counts::of(&history);
+    Ok(Report { seed: plan.seed, history, violations, counts })
+}
+
+struct World {
+    record: Arc<Recorder>,
+    ledger: Arc<Ledger>,
+    fleet: Arc<Fleet>,
+    upstream: Arc<Upstream>,
+    clients: Clients,
+    proxies: Vec<Proxy>,
+}
+
+impl Drop for World {
+    /// Threads hold on to the fleet for longer, but no process outlives a run that failed.
+    fn drop(&mut self) {
+        let _ = self.fleet.kill_all();
+    }
+}
+
+impl World {
+    fn build(plan: &Plan, folder: &Path, runtime: &Runtime) -> Result<World> {
+        let record = Arc::new(Recorder::begin());
+        let ledger = Arc::new(Ledger::create(&folder.join("ledger"))?);
+        let store = match plan.store {
+            Store::File => format!("file:{}", folder.join("onceward.db").display()),
+            Store::Memory => "memory:".to_owned(),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").context("a port for upstream")?;
+        let proxy = |border: &'static str, number: usize, fates: Fates| {
+            let record = Arc::clone(&record);
+            let on_fault: OnFault = Arc::new(move |kind, detail| {
+                record.fault(&format!("{border}_{kind}"), &format!("proxy {number}, {detail}"));
+            });
+            let fates = move |connection| fates.of(connection);
+            Proxy::start(runtime.handle(), fates, on_fault).context("a proxy")
+        };
+        let mut proxies = Vec::new();
+        let mut slots = Vec::new();
+        for number in 0..plan.processes {
+            let seed = plan.seed.rotate_left(8) ^ number as u64;
+            let fates = Fates { seed, one_in: 5, bytes_max: 900 };
+            let before = proxy("client", number, fates)?;
+            // These connections live longer than one request.
+            let fates = Fates { seed: !seed, one_in: 2, bytes_max: 1500 };
+            let behind = proxy("upstream", number, fates)?;
+            behind.lead_to(Some(listener.local_addr()?));
+            // The path tells upstream who calls.
+            slots.push((before.clone(), format!("http://{}/{number}", behind.address)));
+            proxies.extend([before, behind]);
+        }
+        let starting = Starting::new(&plan.binary, store, folder)?;
+        let fleet = Fleet::new(starting, Arc::clone(&record), slots);
+        let upstream = Arc::new(Upstream {
+            seed: plan.seed,
+            record: Arc::clone(&record),
+            ledger: Arc::clone(&ledger),
+            fleet: Arc::clone(&fleet),
+            calm: AtomicBool::new(false),
+            resends: plan.upstream_resends,
+        });
+        upstream.serve(listener);
+        let clients = Clients::new(Arc::clone(&record), Arc::clone(&fleet));
+        Ok(World { record, ledger, fleet, upstream, clients, proxies })
+    }
+
+    /// From the first start to the end. With what did not come to its end.
+    fn live(&self, plan: &Plan) -> Result<(Vec<Event>, Vec<Violation>)> {
+        self.fleet.start_missing()?;
+        let tortured = thread::scope(|scope| {
+            for client in 0..plan.clients as u64 {
+                let seed = plan.seed ^ (client + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                scope.spawn(move || self.clients.run(seed));
+            }
+            let tortured = self.torture(plan);
+            self.clients.calm();
+            tortured
+        });
+        tortured?;
+        self.fleet.kill_all()?;
+        self.proxies.iter().for_each(Proxy::be_honest);
+        self.upstream.calm.store(true, SeqCst);
+        self.fleet.start_missing()?;
+        self.record.calm();
+        let unfinished = thread::scope(|scope| {
+            let shares = (0..plan.clients)
+                .map(|share| scope.spawn(move || self.clients.ask_all_again(share, plan.clients)));
+            let shares: Vec<_> = shares.collect();
+            let ended: thread::Result<Vec<_>> =
+                shares.into_iter().map(thread::ScopedJoinHandle::join).collect();
+            ended.map_err(|_| anyhow!("a client panicked"))
+        });
+        let unfinished = unfinished?.into_iter().flatten().collect();
+        let give_up = Instant::now() + OPEN_CALLS_MAX;
+        while !self.record.no_open_calls() {
+            ensure!(Instant::now() < give_up, "upstream does not come to an end");
+            thread::sleep(Duration::from_millis(10));
+        }
+        self.fleet.kill_all()?;
+        Ok((self.record.end(), unfinished))
+    }
+
+    /// Kills and stops processes, and starts others.
+    fn torture(&self, plan: &Plan) -> Result<()> {
+        let mut random = StdRng::seed_from_u64(plan.seed);
+        let mut said = Instant::now();
+        for (round, turn) in Turn::shuffled(plan.seed).take(plan.rounds).enumerate() {
+            let mut pause =
+                |most| thread::sleep(Duration::from_millis(random.random_range(1..most)));
+            pause(250);
+            self.fleet.start_missing()?;
+            pause(150);
+            match turn {
+                Turn::Quiet(time) => thread::sleep(time),
+                Turn::Strike { blow, moment, later, then } => {
+                    let slot = random.random_range(0..plan.processes);
+                    self.fleet.strike(slot, blow, moment, later);
+                    thread::sleep(then);
+                }
+            }
+            if said.elapsed() > Duration::from_secs(10) {
+                said = Instant::now();
+                let (requests, calls) = self.record.progress();
+                eprintln!("round {round} of {}: {requests} requests, {calls} calls", plan.rounds);
+            }
+            if let Some(trouble) = self.record.trouble_so_far() {
+                bail!("the run proves nothing: {trouble}");
+            }
+        }
+        Ok(())
+    }
+
+    /// The ledger is a file of its own: what it says and what was recorded have to be the same.
+    fn compare_with_ledger(&self, history: &[Event]) -> Result<()> {
+        let acted = history.iter().filter_map(|event| match event.what {
+            What::Acted { call } => Some(call),
+            _ => None,
+        });
+        let acted: HashSet<_> = acted.collect();
+        let calls = history.iter().filter_map(|event| match &event.what {
+            What::Called { call, subject, .. } => Some((*call, subject.clone())),
+            _ => None,
+        });
+        let recorded: HashSet<_> = calls.filter(|(call, _)| acted.contains(call)).collect();
+        let ledger = self.ledger.read()?;
+        let lines = ledger.len();
+        let written: HashSet<_> = ledger.into_iter().collect();
+        ensure!(
+            written == recorded && lines == written.len(),
+            "the ledger has {lines} effects, the history {}",
+            recorded.len()
+        );
+        Ok(())
+    }
+}

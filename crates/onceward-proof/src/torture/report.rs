@@ -1,0 +1,223 @@
+//! What came of a run.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fmt,
+    fs::File,
+    io::BufWriter,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{
+    fleet::{Blow, Moment, fault_kind},
+    proxy::Break,
+};
+use crate::{
+    check::Violation,
+    history::{self, Answer, Event, RequestNo, Subject, What},
+};
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Report {
+    /// The seed of its plan.
+    pub seed: u64,
+    /// What happened.
+    pub history: Vec<Event>,
+    /// What must not have happened.
+    pub violations: Vec<Violation>,
+    /// How often what happened.
+    pub counts: Counts,
+}
+
+/// How often what happened.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Requests of clients.
+    pub requests: usize,
+    /// Whole answers that clients received.
+    pub answers: usize,
+    /// Of these, first replies.
+    pub replies: usize,
+    /// Replays.
+    pub replays: usize,
+    /// 409: another one is at work.
+    pub conflicts: usize,
+    /// 422: something else was asked before.
+    pub mismatches: usize,
+    /// Answers that nobody knows the outcome.
+    pub unknowns: usize,
+    /// Replies to what was unknown before: upstream was late, or the gateway.
+    pub late_replies: usize,
+    /// Calls that upstream got.
+    pub calls: usize,
+    /// Of these, not the first about their subject.
+    pub reruns: usize,
+    /// Times that upstream acted.
+    pub effects: usize,
+    /// Faults, by their kind.
+    pub faults: BTreeMap<String, usize>,
+    /// How long it all took.
+    pub time: Duration,
+}
+
+impl Counts {
+    pub(super) fn of(history: &[Event]) -> Counts {
+        let mut counts = Counts::default();
+        let mut called: HashSet<&Subject> = HashSet::new();
+        let mut asked: HashMap<RequestNo, &Subject> = HashMap::new();
+        let mut unknown: HashSet<&Subject> = HashSet::new();
+        for event in history {
+            match &event.what {
+                What::Asked { request, subject, .. } => {
+                    counts.requests += 1;
+                    asked.insert(*request, subject);
+                }
+                What::Answered { request, answer } => {
+                    counts.answered(answer);
+                    let Some(subject) = asked.get(request).copied() else { continue };
+                    if answer.outcome() == Some("unknown") {
+                        unknown.insert(subject);
+                    } else if matches!(answer.outcome(), Some("executed" | "replayed")) {
+                        counts.late_replies += usize::from(unknown.remove(subject));
+                    }
+                }
+                What::Called { subject, .. } => {
+                    counts.calls += 1;
+                    counts.reruns += usize::from(!called.insert(subject));
+                }
+                What::Acted { .. } => counts.effects += 1,
+                What::Fault { kind, .. } => *counts.faults.entry(kind.clone()).or_default() += 1,
+                _ => {}
+            }
+            counts.time = event.time();
+        }
+        counts
+    }
+
+    fn answered(&mut self, answer: &Answer) {
+        self.answers += 1;
+        match (answer.outcome(), answer.code().as_deref()) {
+            (_, Some("idempotency_outcome_unknown")) => self.unknowns += 1,
+            (_, Some("idempotency_key_in_progress")) => self.conflicts += 1,
+            (_, Some("idempotency_key_reused_with_different_payload")) => self.mismatches += 1,
+            (Some("executed"), None) if answer.status == 201 => self.replies += 1,
+            (Some("replayed"), None) => self.replays += 1,
+            _ => {}
+        }
+    }
+
+    /// What was to happen in a run of so many rounds, and did not: such a run passes for want of
+    /// trying.
+    pub fn lacks(&self, rounds: usize) -> Vec<String> {
+        let mut lacks = Vec::new();
+        let mut needs = |what: &str, count: usize, least: usize| {
+            if count < least {
+                lacks.push(format!("{what}: {count} of at least {least}"));
+            }
+        };
+        needs("replies", self.replies, rounds);
+        needs("replays", self.replays, rounds);
+        needs("effects", self.effects, rounds);
+        needs("conflicts", self.conflicts, 1);
+        needs("mismatches", self.mismatches, 1);
+        needs("unknowns", self.unknowns, 1);
+        needs("late replies", self.late_replies, 1);
+        needs("reruns", self.reruns, 1);
+        let of_processes = Moment::ALL.iter().flat_map(|moment| {
+            [Blow::Kill, Blow::Stop(Duration::ZERO)].map(|blow| fault_kind(blow, *moment))
+        });
+        let breaks = Break::ALL.map(Break::name).into_iter().chain(["delay", "slices"]);
+        let of_connections =
+            breaks.flat_map(|kind| ["client", "upstream"].map(|border| format!("{border}_{kind}")));
+        for kind in of_processes.chain(of_connections) {
+            needs(&kind, self.faults.get(&kind).copied().unwrap_or(0), 1);
+        }
+        lacks
+    }
+}
+
+impl Report {
+    /// Whether nothing is wrong. If something is, the history is written down and the error says
+    /// where it is and how to judge it again.
+    ///
+    /// # Errors
+    /// When an invariant is violated, or the history cannot be written.
+    pub fn verdict(&self) -> Result<()> {
+        if self.violations.is_empty() {
+            return Ok(());
+        }
+        let path = std::env::temp_dir().join(format!("onceward-torture-{}.jsonl", self.seed));
+        self.keep(&path)?;
+        let first: Vec<String> = self.violations.iter().take(10).map(ToString::to_string).collect();
+        bail!(
+            "{} violations\n{}\nthe history is in {path}; judge it again with\n  \
+             onceward-proof check {path}\nrun the same plan again with --seed {}",
+            self.violations.len(),
+            first.join("\n"),
+            self.seed,
+            path = path.display(),
+        )
+    }
+
+    /// Writes the history to a file.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn keep(&self, path: &Path) -> Result<()> {
+        let write = || history::write(&self.history, BufWriter::new(File::create(path)?));
+        write().with_context(|| format!("{} cannot be written", PathBuf::from(path).display()))
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.time.as_secs_f64();
+        let counts = [
+            ("requests", self.requests),
+            ("answers", self.answers),
+            ("replies", self.replies),
+            ("replays", self.replays),
+            ("conflicts", self.conflicts),
+            ("mismatches", self.mismatches),
+            ("unknowns", self.unknowns),
+            ("late replies", self.late_replies),
+            ("calls", self.calls),
+            ("reruns", self.reruns),
+            ("effects", self.effects),
+        ];
+        let faults = self.faults.iter().map(|(kind, count)| (kind.as_str(), *count));
+        for (what, count) in counts.into_iter().chain(faults) {
+            writeln!(f, "{what:<20} {count:>8}")?;
+        }
+        writeln!(f, "{:<20} {seconds:>8.1}", "seconds")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_in_which_too_little_happened_is_told_from_one_that_passed() {
+        let mut counts = Counts::of(&[]);
+        let lacks = counts.lacks(16);
+        for kind in ["replies", "unknowns", "reruns", "kill_acted", "stop_replied", "client_reset"]
+        {
+            assert!(lacks.iter().any(|lack| lack.starts_with(kind)), "{kind}: {lacks:?}");
+        }
+        for kind in lacks.iter().filter_map(|lack| lack.split(':').next()) {
+            counts.faults.insert(kind.to_owned(), 1);
+        }
+        let enough = [&mut counts.replies, &mut counts.replays, &mut counts.effects];
+        enough.into_iter().for_each(|count| *count = 16);
+        counts.conflicts = 1;
+        counts.mismatches = 1;
+        counts.unknowns = 1;
+        counts.late_replies = 1;
+        assert_eq!(counts.lacks(16), ["reruns: 0 of at least 1"]);
+    }
+}
