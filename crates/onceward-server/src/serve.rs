@@ -1,11 +1,6 @@
 //! `onceward serve`: all of it together, until a signal.
 
-use std::{
-    io::Write as _,
-    net::SocketAddr,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -13,7 +8,10 @@ use onceward::{
     Engine, Routes, Settings, Store,
     store::{IdentityCheck, StoreError},
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Instant, sleep},
+};
 use tracing::{info, warn};
 
 use crate::{
@@ -113,7 +111,7 @@ async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> R
             Ok(answer) => return Ok(answer),
             Err(error) if error.may_be_repeated() && Instant::now() < give_up => {
                 warn!(%error, "the store does not answer yet");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                sleep(Duration::from_millis(100)).await;
             }
             Err(error) => return Err(error.into()),
         }
@@ -165,4 +163,34 @@ fn announce(running: &Running) {
     let _ = writeln!(stdout, "listening on http://{}", running.address());
     let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
     let _ = stdout.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use onceward::store::StoreErrorKind;
+
+    use super::*;
+
+    /// Fails so often in this way, then answers. With how often it was asked.
+    async fn asked(failures: u32, kind: StoreErrorKind) -> (bool, u32) {
+        let mut calls = 0;
+        let answer = patiently(async || {
+            calls += 1;
+            if calls <= failures { Err(StoreError::new(kind, "test", "held")) } else { Ok(()) }
+        });
+        (answer.await.is_ok(), calls)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_waits_for_a_store_that_another_process_holds() {
+        assert_eq!(asked(0, StoreErrorKind::Unavailable).await, (true, 1));
+        assert_eq!(asked(50, StoreErrorKind::Unavailable).await, (true, 51));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_does_not_wait_for_ever_nor_for_what_cannot_get_better() {
+        let (answered, calls) = asked(u32::MAX, StoreErrorKind::Ambiguous).await;
+        assert!(!answered && calls > 50, "{calls} calls");
+        assert_eq!(asked(1, StoreErrorKind::Corrupt).await, (false, 1));
+    }
 }

@@ -1,13 +1,8 @@
-//! SIGTERM: nothing new, what runs is finished, exit 0. And starting again.
+//! SIGTERM: nothing new, what runs is finished, exit 0.
 
-use std::{
-    io::{BufRead as _, BufReader},
-    net::TcpStream,
-    process::Stdio,
-    thread,
-};
+use std::{net::TcpStream, thread};
 
-use crate::support::{Act, Gate, Gateway, Upstream, binary, eventually, ok, post, response, send};
+use crate::support::{Act, Gate, Gateway, Upstream, eventually, ok, post, response, send};
 
 #[test]
 fn an_idle_gateway_ends_at_once_with_0() {
@@ -60,38 +55,4 @@ fn a_reply_outlives_the_process_on_the_file_store() {
     let replay = post(second.address, "order-0000000000000001", "{}", &[]);
     assert_eq!((replay.is_replay(), replay.text()), (true, reply.text()));
     assert_eq!(upstream.count(), 1);
-}
-
-/// A process that was stopped in the middle of a write holds the file, as long as it is stopped.
-#[test]
-fn a_start_waits_for_a_file_that_another_process_holds() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let file = folder.path().join("x.db");
-    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
-    let mut serve = binary();
-    serve.env("RUST_LOG", "onceward=warn").args(["serve", "--scope", "anonymous"]);
-    serve.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
-    serve.arg("--store").arg(format!("file:{}", file.display()));
-    serve.arg("--upstream").arg(format!("http://{}", upstream.address));
-    drop(Gateway::start(&mut serve));
-
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime");
-    let held = runtime.block_on(async {
-        let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file);
-        let mut held = sqlx::ConnectOptions::connect(&options).await.expect("opened");
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut held).await.expect("held");
-        held
-    });
-    let mut second = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
-    let log = BufReader::new(second.stderr.take().expect("piped"));
-    let mut log = log.lines().map(|line| line.expect("text"));
-    let waits = log.find(|line| line.contains("does not answer yet"));
-    assert!(waits.is_some(), "it ended instead");
-    runtime.block_on(sqlx::Connection::close(held)).expect("let go");
-    let mut said = BufReader::new(second.stdout.take().expect("piped")).lines();
-    let said = said.next().map(|line| line.expect("text"));
-    second.kill().expect("killed");
-    second.wait().expect("waited");
-    assert!(said.is_some_and(|said| said.starts_with("listening on")));
 }
