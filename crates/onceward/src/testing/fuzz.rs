@@ -11,9 +11,9 @@ pub use key::{key_header, quoted_string};
 
 /// Takes `data` as a record, and as damage done to its row in the file store.
 ///
-/// What was written is read back. A damaged row is never a reason to panic; what is read of it can
-/// be written and read again; and while only the columns of the reply are damaged, it is an error or
-/// still the record that was written.
+/// What was written is read back. A damaged row is never a reason to panic; what is read of it says
+/// what the row says; and while only the columns of the reply are damaged, it is an error or still
+/// the record that was written.
 ///
 /// # Panics
 /// When that is not so.

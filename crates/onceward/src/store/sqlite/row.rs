@@ -172,10 +172,10 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
         reply: None,
     };
     let purge_at = columns.time("purge_at")?;
-    if purge_at < record.expires_at {
+    record.tombstone = purge_at.since(record.expires_at);
+    if record.purge_at() != purge_at {
         return Err(BadRow("purge_at"));
     }
-    record.tombstone = purge_at.since(record.expires_at);
     record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
     record.reconcile_after = columns.optional_time("reconcile_after")?;
     record.void = match columns.integer("void")? {
@@ -227,12 +227,20 @@ impl<'r> Columns<'r> {
         Ok(RecordId { scope, key })
     }
 
+    /// What is never NULL. SQLite would give a NULL as 0 or as nothing, without a word.
+    fn present<T>(&mut self, name: &'static str) -> Result<T, BadRow>
+    where
+        T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
+    {
+        self.get::<Option<T>>(name)?.ok_or(BadRow(name))
+    }
+
     fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
-        self.get(name)
+        self.present(name)
     }
 
     fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
-        self.get(name)
+        self.present(name)
     }
 
     fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
@@ -240,7 +248,7 @@ impl<'r> Columns<'r> {
     }
 
     fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
-        self.get::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
+        self.present::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
     }
 
     fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
