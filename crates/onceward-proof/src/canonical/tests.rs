@@ -20,6 +20,17 @@ fn two_implementations_of_canonical_json_agree_on_random_documents() {
 }
 
 #[test]
+fn two_implementations_of_canonical_json_agree_on_the_fuzz_corpus() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/json");
+    let files: Vec<_> = std::fs::read_dir(corpus).expect("a corpus").collect();
+    assert!(files.len() >= 10, "a corpus of {}", files.len());
+    for file in files {
+        let document = std::fs::read(file.expect("a file").path()).expect("readable");
+        assert!(Disagreement::on(&document, None).is_none(), "{}", document.escape_ascii());
+    }
+}
+
+#[test]
 fn every_slip_of_the_second_implementation_is_found() {
     let seed = seed();
     for slip in Slip::value_variants() {
