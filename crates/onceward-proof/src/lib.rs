@@ -2,6 +2,7 @@
 //!
 //! Worlds, simulated or real, record a history. One judge reads it, whoever recorded it.
 
+pub mod canonical; // the canonical form of JSON, by two implementations
 pub mod history; // what happened, as clients, upstream and the store saw it
 pub mod check; // what is wrong with it
 pub mod timeline; // what happened to one key, for people

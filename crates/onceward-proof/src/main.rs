@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
 use onceward_proof::{
+    canonical::command::Canonical,
     check, gate, history, model,
     sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
     torture::{self, Plan, Store},
@@ -56,6 +57,8 @@ enum What {
     /// clients and upstream saw.
     #[command(after_help = TORTURE_EXAMPLES)]
     Torture(Torture),
+    /// Compares two implementations of canonical JSON on random documents.
+    Canonical(Canonical),
     /// Judges a history.
     Check {
         /// A file of JSON lines.
@@ -126,6 +129,10 @@ fn main() -> anyhow::Result<ExitCode> {
         What::Sim(sim) => simulate(sim)?,
         What::Bugs { seeds } => gate::bugs(seeds),
         What::Torture(asked) => torture(asked)?,
+        What::Canonical(canonical) => {
+            canonical.run()?;
+            true
+        }
         What::Check { file } => judge(&file)?,
     };
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -37,11 +37,12 @@
 //! differ, as numbers are never rounded. Bodies of
 //! `application/x-www-form-urlencoded` are decoded and sorted by name, pairs
 //! of one name keeping their order. A body that has no canonical form (invalid,
-//! two members of one name, half a surrogate pair, nested deeper than 128) is
-//! taken as bytes under tag 20 and so equals only itself.
+//! two members of one name, half a surrogate pair, nested deeper than 128, a
+//! power of ten beyond an `i64`) is taken as bytes under tag 20 and so equals
+//! only itself.
 
-mod form;
-mod json;
+pub(crate) mod form;
+pub(crate) mod json;
 mod media;
 mod message;
 mod pointer;

@@ -19,6 +19,8 @@ mod memory;
 mod sqlite;
 
 pub use memory::MemoryStore;
+#[cfg(all(feature = "sqlite", feature = "testing"))]
+pub(crate) use sqlite::fuzz_record;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
 

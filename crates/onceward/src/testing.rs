@@ -12,6 +12,7 @@
 //! which makes one named test per case, each on a fresh store. See [`store_suite!`](crate::store_suite).
 
 pub mod suite; // the cases, each a sentence
+pub mod fuzz; // properties of everything that reads bytes
 mod harness;
 mod model;
 mod random;

@@ -41,7 +41,8 @@ pub(crate) enum NotCanonical {
     /// An escape names half of a surrogate pair.
     LoneSurrogate,
     TooDeep,
-    /// The exponent of a number does not fit an `i64`.
+    /// The exponent of a number does not fit an `i64`, as sent or as it would
+    /// be written.
     ExponentTooLarge,
 }
 

@@ -37,6 +37,8 @@ mod sql;
 mod writer;
 
 pub use open::OpenError;
+#[cfg(feature = "testing")]
+pub(crate) use row::fuzz::fuzz_record;
 use writer::{Work, Writer};
 
 /// Where and how a [`SqliteStore`] lives.

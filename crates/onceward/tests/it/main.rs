@@ -10,6 +10,7 @@ mod file_store_batches;
 mod file_store_lifetimes;
 mod file_store_processes;
 mod file_store_trouble;
+mod fuzzing;
 mod in_flight;
 mod lease;
 mod observed;

@@ -3,6 +3,9 @@
 //! A number is written as its sign, its digits without zeros at either end,
 //! and a power of ten: `-12.50` is `-125e-1`, `1`, `1.0` and `10e-1` are `1`,
 //! and every zero is `0`. Nothing is rounded, so 2^53 and 2^53 + 1 stay apart.
+//!
+//! The power must fit an `i64` both as it was sent, in a zero too, and as it is
+//! written here.
 
 use super::NotCanonical;
 
@@ -34,12 +37,11 @@ pub(super) fn write<'b>(input: &'b [u8], out: &mut Vec<u8>) -> Result<&'b [u8], 
         [] | [b'0'] => (&[][..], without_leading_zeros(fraction)),
         _ => (significant, fraction),
     };
-    let exponent = i64::checked_add(exponent, shift).ok_or(NotCanonical::ExponentTooLarge)?;
-
     if significant.is_empty() && fraction.is_empty() {
         out.push(b'0');
         return Ok(rest);
     }
+    let exponent = i64::checked_add(exponent, shift).ok_or(NotCanonical::ExponentTooLarge)?;
     if unsigned.len() < input.len() {
         out.push(b'-');
     }

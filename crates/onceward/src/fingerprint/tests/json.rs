@@ -228,6 +228,7 @@ fn an_exponent_that_overflows_falls_back() {
         assert_falls_back(NotCanonical::ExponentTooLarge, body);
     }
     assert_equal(JSON, &["1e9223372036854775807", "1E+0009223372036854775807"]);
+    assert_equal(JSON, &["0", "0e9223372036854775807", "-0.00e-9223372036854775808"]);
 }
 
 #[test]

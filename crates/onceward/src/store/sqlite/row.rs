@@ -126,11 +126,15 @@ fn compressed(body: &Bytes) -> (&'static str, Vec<u8>) {
     ("identity", body.to_vec())
 }
 
+/// No frame holds more for each of its bytes: a block makes 128 KiB of four bytes at best.
+const RATIO_MAX: usize = 32 * 1024;
+
 fn decompressed(body: &[u8], length: usize) -> Option<Bytes> {
     // Room is made for as many bytes as are asked for. If that number is damaged, asking for them
-    // would end the process, so that it has to be what the compressed bytes say themselves.
+    // would end the process, so that it has to be what the compressed bytes say themselves, and no
+    // more than they can hold.
     let said = zstd::zstd_safe::get_frame_content_size(body).ok()??;
-    if usize::try_from(said) != Ok(length) {
+    if usize::try_from(said) != Ok(length) || length / RATIO_MAX > body.len() {
         return None;
     }
     let plain = zstd::bulk::decompress(body, length).ok()?;
@@ -167,10 +171,18 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
         void: false,
         reply: None,
     };
-    record.tombstone = columns.time("purge_at")?.since(record.expires_at);
+    let purge_at = columns.time("purge_at")?;
+    record.tombstone = purge_at.since(record.expires_at);
+    if record.purge_at() != purge_at {
+        return Err(BadRow("purge_at"));
+    }
     record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
     record.reconcile_after = columns.optional_time("reconcile_after")?;
-    record.void = columns.integer("void")? != 0;
+    record.void = match columns.integer("void")? {
+        0 => false,
+        1 => true,
+        _ => return Err(BadRow("void")),
+    };
     record.reply = columns.reply()?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {
@@ -215,12 +227,20 @@ impl<'r> Columns<'r> {
         Ok(RecordId { scope, key })
     }
 
+    /// What is never NULL. SQLite would give a NULL as 0 or as nothing, without a word.
+    fn present<T>(&mut self, name: &'static str) -> Result<T, BadRow>
+    where
+        T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
+    {
+        self.get::<Option<T>>(name)?.ok_or(BadRow(name))
+    }
+
     fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
-        self.get(name)
+        self.present(name)
     }
 
     fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
-        self.get(name)
+        self.present(name)
     }
 
     fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
@@ -228,7 +248,7 @@ impl<'r> Columns<'r> {
     }
 
     fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
-        self.get::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
+        self.present::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
     }
 
     fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
@@ -251,7 +271,11 @@ impl<'r> Columns<'r> {
         let length: Option<i64> = self.get("reply_length")?;
         let body: Option<&[u8]> = self.get("reply_body")?;
         let stored_digest: Option<&[u8]> = self.get("reply_digest")?;
-        let Some(status) = status else { return Ok(None) };
+        let Some(status) = status else {
+            // What is left of a reply that lost its status is not "no reply".
+            let nothing = headers.is_none() && encoding.is_none() && stored_digest.is_none();
+            return if nothing { Ok(None) } else { Err(BadRow("reply_status")) };
+        };
         let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
         let length = length.and_then(|length| usize::try_from(length).ok());
         let body = match (encoding, body, length) {
@@ -336,6 +360,8 @@ fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
     rest.is_empty().then_some(headers)
 }
 
+#[cfg(feature = "testing")]
+pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests {
     use super::*;
