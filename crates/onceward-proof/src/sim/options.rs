@@ -77,14 +77,14 @@ impl Options {
             nodes: 1 + choices.number(3),
             tenants: 1 + choices.number(2),
             keys: 1 + choices.number(3),
-            clients: 1 + choices.number(4),
-            operations: 1 + choices.number(4),
+            clients: 1 + choices.number(5),
+            operations: 1 + choices.number(7),
             bodies: 1 + choices.number(2),
             routes: (0..routes).map(|_| RouteOptions::drawn(choices)).collect(),
             store_deadline: *one_of(choices, &[SECOND, SECOND / 10, SECOND * 5]),
             durable: choices.number(8) != 7,
             faults: *one_of(choices, &[0, 300, 1_000, 2_500]),
-            disturbances: choices.number(6),
+            disturbances: choices.number(8),
             sweep_every: *one_of(choices, &[SECOND * 30, SECOND * 5]),
         }
     }

@@ -295,7 +295,12 @@ impl<'a> View<'a> {
         let over = matches!(&*from.state, "completed" | "expired");
         let again = match to {
             None => true,
-            Some(to) => (over && to.state == "in_progress") || to.generation != from.generation,
+            Some(to) => {
+                (over && to.state == "in_progress")
+                    || to.generation != from.generation
+                    // Given back, then past its retention and its tombstone's time.
+                    || to.fingerprint != from.fingerprint
+            }
         };
         self.used_again |= again;
         self.has_unseen_replies |= again;
