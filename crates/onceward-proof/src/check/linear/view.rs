@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::super::known::is_new_use;
 use crate::history::{
     Answer, CallNo, Cause, Event, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
 };
@@ -23,6 +24,10 @@ pub(super) struct View<'a> {
     grants: Vec<(&'a str, usize)>,
     /// Whether it is known which attempt made which call.
     knows_holders: bool,
+    /// Attempts that made a call.
+    called: Vec<&'a str>,
+    /// Attempts that released the record.
+    released: Vec<&'a str>,
 }
 
 /// What is asked, as a place in a list.
@@ -133,6 +138,7 @@ impl<'a> Reader<'a> {
                 if let Some(holder) = holder {
                     view.knows_holders = true;
                     view.grants.retain(|(attempt, _)| *attempt != holder.attempt);
+                    view.called.push(&holder.attempt);
                 }
                 let asks = view.asks(asks);
                 let place = view.calls.len();
@@ -235,6 +241,8 @@ impl<'a> View<'a> {
             used_again: false,
             grants: Vec::new(),
             knows_holders: false,
+            called: Vec::new(),
+            released: Vec::new(),
         }
     }
 
@@ -264,6 +272,12 @@ impl<'a> View<'a> {
         self.marks.iter().any(|mark| resolved.contains(mark))
     }
 
+    /// Whether an attempt gave the record back before it did anything. If it was not told that it
+    /// had, it found later what became of the record without it.
+    pub(super) fn was_given_back(&self) -> bool {
+        self.released.iter().any(|attempt| !self.called.contains(attempt))
+    }
+
     fn expires_at_any_time(&mut self) {
         if self.marks.first() != Some(&Mark::Expires) {
             self.marks.insert(0, Mark::Expires);
@@ -276,7 +290,12 @@ impl<'a> View<'a> {
         }
     }
 
-    fn read_move(&mut self, from: Option<&Stand>, to: Option<&'a Stand>, cause: &Cause) {
+    fn read_move(&mut self, from: Option<&Stand>, to: Option<&'a Stand>, cause: &'a Cause) {
+        if let Cause::Write { write, attempt, .. } = cause
+            && write == "release"
+        {
+            self.released.push(attempt);
+        }
         if let Cause::Resolve { resolution, .. } = cause {
             match &**resolution {
                 "complete" => self.mark_once(Mark::ResolvedCompleted),
@@ -292,10 +311,9 @@ impl<'a> View<'a> {
             }
         }
         let Some(from) = from else { return };
-        let over = matches!(&*from.state, "completed" | "expired");
         let again = match to {
             None => true,
-            Some(to) => (over && to.state == "in_progress") || to.generation != from.generation,
+            Some(to) => is_new_use(from, to, cause) || to.generation != from.generation,
         };
         self.used_again |= again;
         self.has_unseen_replies |= again;

@@ -162,3 +162,29 @@ fn no_reply_before_the_record_is_completed() {
     begun().answered(1, reply(1, "executed")).violates("R7");
     begun().completed(5).answered(1, reply(1, "executed")).passes();
 }
+
+#[test]
+fn who_gave_the_record_back_unheard_may_get_the_reply_of_the_next() {
+    let tale = |gives_back: bool| {
+        let (first, next) = (stand("in_progress", 5), stand("in_progress", 6));
+        let mut tale =
+            Tale::new().asked(1).granted(5).asked(2).answered(2, refusal(409, "conflict"));
+        if gives_back {
+            let released = stand("failed_retryable", 5);
+            tale = tale.moved(Some(first), Some(released.clone()), write("release", 5)).asked(3);
+            tale = tale.moved(Some(released), Some(next), reserve(6, 20)).called_under(1, 6, 9);
+            let Some(Event { what: What::Called { holder: Some(holder), .. }, .. }) =
+                tale.0.last_mut()
+            else {
+                panic!("a call");
+            };
+            holder.attempt_number = 2;
+            tale = tale.acted(1).replied(1, 201).completed(6);
+        } else {
+            tale = tale.asked(3).called_under(1, 5, 9).acted(1).replied(1, 201).completed(5);
+        }
+        tale.answered(3, reply(1, "executed")).answered(1, reply(1, "replayed"))
+    };
+    tale(true).passes();
+    assert_eq!(tale(false).wrongs(), ["LIN"]);
+}

@@ -196,3 +196,26 @@ fn only_the_same_request_changes_a_record_in_place() {
     tale("f", 2, 10).violates("I3");
     tale("other", 4, 1000).violates("I3");
 }
+
+#[test]
+fn a_key_that_was_given_back_is_new_once_its_tombstone_is_gone() {
+    let tale = |now| {
+        let released = stand("failed_retryable", 5);
+        let next = Stand { fingerprint: "other".into(), ..stand("in_progress", 6) };
+        let done = Stand { state: "completed".into(), ..next.clone() };
+        Tale::new()
+            .asked_by(1, "acme", "pay", OTHER)
+            .granted(5)
+            .moved(Some(stand("in_progress", 5)), Some(released.clone()), write("release", 5))
+            .answered(1, refusal(503, "unavailable"))
+            .asked(2)
+            .moved(Some(released), Some(next.clone()), reserve(6, now))
+            .called_under(1, 6, 9)
+            .acted(1)
+            .replied(1, 201)
+            .moved(Some(next), Some(done), write("complete", 6))
+            .answered(2, reply(1, "executed"))
+    };
+    tale(2000).passes();
+    assert_eq!(tale(900).wrongs()[0], "I9");
+}
