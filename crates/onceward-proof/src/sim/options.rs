@@ -14,6 +14,9 @@ use crate::history::Rules;
 /// A second.
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// How long every route keeps its replies.
+pub(super) const RETENTION: Duration = HOUR;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What a world is like.
@@ -183,7 +186,7 @@ impl RouteOptions {
             .effects(self.effects)
             .and_then(|policy| policy.lease(self.lease))
             .and_then(|policy| policy.max_execution(self.max_execution))
-            .and_then(|policy| policy.retention(HOUR));
+            .and_then(|policy| policy.retention(RETENTION));
         policy.unwrap_or_else(|bad| unreachable!("{bad}"))
     }
 
