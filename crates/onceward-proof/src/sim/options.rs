@@ -67,10 +67,14 @@ pub struct RouteOptions {
     pub tombstone: Duration,
 }
 
-/// How long after a call upstream may act at the latest. Together with the longest lease it stays
-/// under the time that must pass between two probes: what a request needs longer on its way than
-/// that, no probe can see.
-pub(super) const LATEST_ACT: Duration = Duration::from_secs(20);
+/// How long after a call upstream may act at the latest, where the store's clock may jump. Together
+/// with the longest lease it stays under the time that must pass between two probes: what a request
+/// needs longer on its way than that, no probe can see.
+const LATEST_ACT: Duration = Duration::from_secs(20);
+
+/// The same where no clock jumps: a second probe comes two minutes after everything that an attempt
+/// may do, less a moment. Not reckoned from what the machine says that it waits for.
+const LATEST_ACT_AFTER_ALL: Duration = Duration::from_secs(119);
 
 impl Options {
     /// A world drawn from a seed.
@@ -123,6 +127,14 @@ impl Options {
             let policy = route.policy(bug);
             routes.route(&pattern, policy).unwrap_or_else(|_| unreachable!("a valid pattern"))
         })
+    }
+
+    /// How long after a call upstream may act, on a route with this `max_execution`.
+    pub(super) fn latest_act(&self, max_execution: Duration) -> Duration {
+        match self.disturbances {
+            0 => max_execution + LATEST_ACT_AFTER_ALL,
+            _ => LATEST_ACT,
+        }
     }
 
     pub(super) fn route_of_key(&self, key: u32) -> u32 {

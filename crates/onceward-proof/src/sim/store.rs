@@ -64,7 +64,9 @@ impl NodeStore {
         step: impl Fn(&World) -> T + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         let world = &self.world;
-        let (fault, kind) = world.pick(&StoreFault::ALL, 1);
+        // Resolutions are few, and only those that are late meet another attempt.
+        let often = if name == "resolve" { 4 } else { 1 };
+        let (fault, kind) = world.pick(&StoreFault::ALL, often);
         if fault != StoreFault::None {
             world.fault(kind, format!("node {} at {name}", self.node));
         }

@@ -17,7 +17,7 @@ use super::{
     bugs,
     faults::{ON_ITS_WAY, PAST_EVERY_LEASE, UpstreamFault},
     node::Gate,
-    options::{LATEST_ACT, SECOND},
+    options::SECOND,
     world::{World, lock},
 };
 use crate::history::{CallNo, Holder, Subject, UpstreamAnswer, What};
@@ -91,7 +91,8 @@ impl Conduct {
                 Conduct { back: None, ..usual }
             }
             UpstreamFault::ActsLate => {
-                let there = world.delay().min(LATEST_ACT);
+                let latest = world.options.latest_act(longest);
+                let there = if world.number(3) == 2 { latest } else { world.delay().min(latest) };
                 Conduct { there: Some(there), back: None, ..usual }
             }
             UpstreamFault::Slow => Conduct { back: Some(lease * 2), ..usual },
@@ -274,6 +275,11 @@ fn answer(call: CallNo, subject: &Subject, asks: &str, conduct: &Conduct) -> Ups
             header("x-note", "second"),
             header("etag", &format!("\"call-{call}\"")),
             header("set-cookie", &format!("session={}", subject.tenant)),
+            header("access-control-allow-origin", "https://a.example"),
+            // Ours to say, not upstream's.
+            header("idempotent-replayed", "true"),
+            header("idempotency-generation", "7"),
+            header("onceward-outcome", "replayed"),
         ],
         body: format!("call {call} for {} {}: {asks}", subject.tenant, subject.key),
     }
