@@ -1,7 +1,10 @@
 //! What happens to a world by itself: processes die and stand still, clocks jump, the store goes
 //! away.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use onceward::{
     record::State,
@@ -48,6 +51,7 @@ async fn one(world: &Arc<World>, disturbance: Disturbance, kind: &'static str) {
             world.fault(kind, format!("node {number}"));
             let (world, at_most) = (Arc::clone(world), SECOND * world.number(4));
             tokio::spawn(async move {
+                node.is_closed.store(true, Ordering::Relaxed);
                 node.engine.drain(at_most).await;
                 // Who crashed meanwhile was started again by that.
                 if node.gate.life() != Life::Dead {
