@@ -44,6 +44,9 @@ pub struct Options {
     pub faults: u32,
     /// How often nodes, clocks and the store itself are disturbed in a run, at most.
     pub disturbances: u32,
+    /// Whether the store's clock jumps and operators intervene while attempts stand still, so that a
+    /// key is used again before its last attempt is over.
+    pub hasty: bool,
     /// The pause between two sweeps.
     pub sweep_every: Duration,
 }
@@ -92,6 +95,7 @@ impl Options {
             durable: choices.number(8) != 7,
             faults: *one_of(choices, &[0, 300, 1_000, 2_500]),
             disturbances: choices.number(6),
+            hasty: choices.number(6) == 5,
             sweep_every: *one_of(choices, &[SECOND * 30, SECOND * 5]),
         }
     }
@@ -111,6 +115,7 @@ impl Options {
             durable: true,
             faults: 10_000,
             disturbances: 0,
+            hasty: false,
             sweep_every: SECOND * 30,
         }
     }
