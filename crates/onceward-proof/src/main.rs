@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use onceward_proof::{
     check, gate, history, model,
-    sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
+    sim::{self, Run, bugs::Bug, explore, shrink},
 };
 
 /// Simulates and tortures Onceward, and judges what it recorded.
@@ -110,7 +110,7 @@ fn simulate(asked: Sim) -> anyhow::Result<bool> {
                 let names: Vec<_> = worlds.keys().copied().collect();
                 format!("no small world is named `{world}`: there are {}", names.join(", "))
             })?;
-            sim::run(options.clone(), Choices::from_list(asked.choices), bug)
+            explore::small_run(options, asked.choices, bug)
         }
     };
     if asked.shrink && run.violation.is_some() {

@@ -30,6 +30,7 @@ mod upstream; // the work, and its ledger
 mod client; // those who ask
 mod workers; // sweeper, reaper, reconciler
 mod nemesis; // what happens by itself
+mod cost; // what one fault may cost
 pub mod explore; // all small deviations, then seeds, on all cores
 pub mod shrink; // the shortest list of choices that still fails
 pub mod totals; // what a set of runs has met
