@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use onceward_proof::{
     canonical::command::Canonical,
     check, gate, history, model,
-    sim::{self, Run, bugs::Bug, choices::Choices, explore, shrink},
+    sim::{self, Run, bugs::Bug, explore, shrink},
     torture::{self, Plan, Store},
 };
 
@@ -158,7 +158,7 @@ fn simulate(asked: Sim) -> anyhow::Result<bool> {
                 let names: Vec<_> = worlds.keys().copied().collect();
                 format!("no small world is named `{world}`: there are {}", names.join(", "))
             })?;
-            sim::run(options.clone(), Choices::from_list(asked.choices), bug)
+            explore::small_run(options, asked.choices, bug)
         }
     };
     if asked.shrink && run.violation.is_some() {

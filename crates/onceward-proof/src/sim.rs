@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use onceward::record::{Record, State};
 use tokio::time::{sleep, timeout};
 
 pub mod choices; // every choice of a run, from one place
@@ -30,6 +31,7 @@ mod upstream; // the work, and its ledger
 mod client; // those who ask
 mod workers; // sweeper, reaper, reconciler
 mod nemesis; // what happens by itself
+mod cost; // what one fault may cost
 pub mod explore; // all small deviations, then seeds, on all cores
 pub mod shrink; // the shortest list of choices that still fails
 pub mod totals; // what a set of runs has met
@@ -44,6 +46,7 @@ use bugs::Bug;
 use choices::{Choices, Made};
 use client::Wish;
 use options::{Options, SECOND};
+use upstream::Entry;
 use world::{World, lock};
 
 /// A run that is over.
@@ -138,7 +141,7 @@ async fn live(world: &Arc<World>) {
         come_to_an_end(world, &wish, number).await;
     }
     let at_rest = async {
-        while lock(&world.records).records.values().any(is_at_work) {
+        while is_at_work(world) {
             sleep(SECOND).await;
         }
     };
@@ -146,9 +149,11 @@ async fn live(world: &Arc<World>) {
     world.record(What::End);
 }
 
-fn is_at_work(record: &onceward::record::Record) -> bool {
-    use onceward::record::State;
-    matches!(record.state, State::InProgress | State::Pending)
+fn is_at_work(world: &World) -> bool {
+    let at_work = |record: &Record| matches!(record.state, State::InProgress | State::Pending);
+    let on_its_way = |call: &Entry| !call.is_over;
+    lock(&world.records).records.values().any(at_work)
+        || lock(&world.ledger).calls.iter().any(on_its_way)
 }
 
 /// One wish for each key of the world.

@@ -12,7 +12,7 @@ pub(super) fn check(
 ) -> Verdict {
     let wrong = |invariant, what| Err(Violation::of(invariant, subject, what));
     let story = known.story_of(subject);
-    if let Some(Holder { attempt, fence, generation, lease_left, .. }) = holder {
+    if let Some(Holder { attempt, fence, generation, attempt_number, lease_left }) = holder {
         if *lease_left <= 0 {
             let over = -lease_left;
             return wrong(
@@ -30,6 +30,11 @@ pub(super) fn check(
                      which was never granted"
                 ),
             );
+        }
+        let number = holder.and_then(|holder| story.and_then(|story| story.number_of(holder)));
+        if number.is_some_and(|number| number != *attempt_number) && !lost {
+            let what = format!("call {call} by {attempt} says that it is number {attempt_number}");
+            return wrong("I7", what);
         }
     }
     if !story.is_some_and(|story| story.was_asked(asks)) {

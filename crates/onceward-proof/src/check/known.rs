@@ -68,6 +68,8 @@ pub(super) struct Place {
 pub(super) struct Use {
     pub(super) place: Place,
     pub(super) completed: bool,
+    /// An operator withdrew its reply.
+    voided: bool,
     /// A reconciler or an operator said how it ended: the reply may be from elsewhere.
     pub(super) resolved: bool,
     /// What clients received.
@@ -153,6 +155,11 @@ impl Known {
         let asked = &self.stories[call.story].asked;
         let (_, rules) = asked.iter().find(|(asks, _)| *asks == call.asks)?;
         self.rules(*rules)
+    }
+
+    /// The rules for a key; none for one that nobody asked about.
+    pub(super) fn rules_for(&self, story: &Story) -> Option<&Rules> {
+        self.rules(story.asked.first()?.1)
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -315,6 +322,14 @@ impl Story {
         granted.map(|grant| grant.place)
     }
 
+    /// Which grant of its use of the key an attempt has: the first is 1.
+    pub(super) fn number_of(&self, holder: &Holder) -> Option<u32> {
+        let place = self.grant(holder)?;
+        let until = self.grants.iter().take_while(|grant| grant.fence != holder.fence);
+        let before = until.filter(|grant| grant.place == place).count();
+        u32::try_from(before + 1).ok()
+    }
+
     pub(super) fn use_of(&self, place: Place) -> Option<&Use> {
         self.uses.iter().find(|used| used.place == place)
     }
@@ -330,6 +345,7 @@ impl Story {
             self.uses.push(Use {
                 place,
                 completed: false,
+                voided: false,
                 resolved: false,
                 reply: None,
                 acted: Vec::new(),
@@ -365,6 +381,7 @@ impl Story {
                     used.resolved |= matches!(cause, Cause::Resolve { .. });
                 }
                 "in_progress" => self.learn_grant(to, place),
+                "expired" => self.use_mut(place).voided |= is_void(cause),
                 _ => {}
             }
         }
@@ -379,6 +396,17 @@ impl Story {
             self.grants.push(Grant { attempt: to.attempt.clone(), fence: to.fence, place });
         }
     }
+}
+
+impl Use {
+    /// Whether its reply counts for as long as its tombstone does.
+    pub(super) fn stands(&self) -> bool {
+        self.completed && !self.voided
+    }
+}
+
+fn is_void(cause: &Cause) -> bool {
+    matches!(cause, Cause::Resolve { resolution, .. } if resolution == "void")
 }
 
 /// Whether a move gives the key to a new use, after the one before has ended for good.

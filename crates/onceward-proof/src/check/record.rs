@@ -2,7 +2,7 @@
 
 use super::{
     Verdict, Violation,
-    known::{Known, is_new_use},
+    known::{Known, Story, Use, is_new_use},
 };
 use crate::history::{Cause, Stand, Subject};
 
@@ -84,6 +84,8 @@ pub(super) fn check(
     moved.check_holder()?;
     moved.check_fence(story.map_or(i64::MIN, |story| story.fence))?;
     moved.check_arrow()?;
+    moved.check_again(known, story)?;
+    moved.check_tombstone()?;
     moved.check_identity()
 }
 
@@ -251,6 +253,28 @@ impl Moved<'_> {
             When::TombstoneOver => from.purge_at <= now,
             When::Proof => proof,
             When::ProofAndLeaseOver => proof && lease_over,
+        }
+    }
+
+    /// I4: a tombstone says how it ended, and keeps nothing else of the reply.
+    fn check_tombstone(&self) -> Verdict {
+        let (Some(from), Some(to)) = (self.from, self.to) else { return Ok(()) };
+        let kept = from.reply.is_some() && to.reply == from.reply;
+        match from.state != "expired" && to.state == "expired" && kept {
+            true => self.wrong("I4", "expired and kept its reply"),
+            false => Ok(()),
+        }
+    }
+
+    /// I6: where an expired key stays taken, it is used again only if nothing stands behind it.
+    fn check_again(&self, known: &Known, story: Option<&Story>) -> Verdict {
+        let (Some(from), Some(story)) = (self.from, story) else { return Ok(()) };
+        let stays = known.rules_for(story).is_some_and(|rules| !rules.expired_runs_again);
+        let stands = story.use_now(from.generation).is_some_and(Use::stands);
+        let again = self.is_new_use() && !self.holds(When::TombstoneOver);
+        match again && stays && stands && !story.lost {
+            true => self.wrong("I6", "was used again, though its key stays taken"),
+            false => Ok(()),
         }
     }
 

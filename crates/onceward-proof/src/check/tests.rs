@@ -21,7 +21,7 @@ fn rules(route: &str) -> Rules {
         route: route.into(),
         acts: route != "look",
         rerunnable: vec![429, 503],
-        expired_runs_again: false,
+        expired_runs_again: route != "look",
         kept_headers: vec!["etag".into(), "link".into()],
     }
 }

@@ -1,6 +1,9 @@
 //! Clients: ask, wait, hang up, and ask again until there is a final answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Request, Response, request};
@@ -13,12 +16,15 @@ use tokio::{
 use super::{
     bugs,
     faults::{ClientFault, ON_ITS_WAY},
-    node::Life,
-    options::{self, SECOND},
+    node::{Gate, Life},
+    options,
     upstream::Call,
     world::{World, credential, tenant},
 };
-use crate::history::{Answer, Subject, What};
+use crate::{
+    check::Violation,
+    history::{Answer, Subject, What},
+};
 
 /// What a client wants: one thing under one key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,10 +123,22 @@ pub(super) async fn ask(world: &Arc<World>, wish: &Wish, node: u32) -> Option<An
     sleep(way).await;
     let patience = match fault {
         ClientFault::HangsUp => ON_ITS_WAY * (1 + world.number(12)),
-        _ => SECOND * 60,
+        _ => PATIENCE,
     };
     let answer = match arrive(world, wish, node) {
-        Some(connection) => timeout(patience, connection.answer()).await.ok().flatten(),
+        Some(connection) => {
+            let (gate, before) = (Arc::clone(&connection.gate), connection.gate.changes());
+            let answer = timeout(patience, connection.answer()).await;
+            let undisturbed = gate.changes() == before && gate.life() == Life::Running;
+            match answer {
+                Ok(None) if gate.life() != Life::Dead => leaves(world, wish, "without an answer"),
+                Err(_) if patience == PATIENCE && undisturbed => {
+                    leaves(world, wish, "without an answer for too long");
+                }
+                _ => {}
+            }
+            answer.ok().flatten()
+        }
         None => None,
     };
     sleep(ON_ITS_WAY).await;
@@ -137,6 +155,19 @@ pub(super) async fn ask(world: &Arc<World>, wish: &Wish, node: u32) -> Option<An
     }
 }
 
+/// Longer than a request takes on a node that runs: to reserve, to wait for another attempt, to
+/// execute, and to write what came of it.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// I8: a node that runs answers, whatever happened to its store and to upstream.
+fn leaves(world: &World, wish: &Wish, how: &str) {
+    world.violate(Violation {
+        invariant: "I8",
+        subject: Some(wish.subject.clone()),
+        what: format!("a node that runs left its client {how}"),
+    });
+}
+
 fn asked(world: &World, wish: &Wish) -> u64 {
     let request = world.next_request();
     world.record(What::Asked {
@@ -151,6 +182,7 @@ fn asked(world: &World, wish: &Wish) -> u64 {
 /// A connection on which a request was sent. Dropping it is hanging up.
 struct Connection {
     answer: oneshot::Receiver<Response<Captured<Bytes>>>,
+    gate: Arc<Gate>,
     _is_open: oneshot::Sender<()>,
 }
 
@@ -178,6 +210,7 @@ fn arrive(world: &Arc<World>, wish: &Wish, number: u32) -> Option<Connection> {
         subject: wish.subject.clone(),
         asks: wish.asks(),
         route: wish.route,
+        came_too_late: node.is_closed.load(Ordering::Relaxed),
     };
     let engine = Arc::clone(&node.engine);
     let problem = "every request of the simulation can be admitted";
@@ -189,7 +222,7 @@ fn arrive(world: &Arc<World>, wish: &Wish, number: u32) -> Option<Connection> {
     let hung_up = async move { drop(closed.await) };
     let run = bugs::detached(world, wish.id(), hung_up, run);
     tokio::spawn(node.gate.guard(run));
-    Some(Connection { answer, _is_open: is_open })
+    Some(Connection { answer, gate: Arc::clone(&node.gate), _is_open: is_open })
 }
 
 fn head(wish: &Wish) -> request::Parts {

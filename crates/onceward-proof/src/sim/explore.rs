@@ -14,6 +14,7 @@ use super::{
     Run,
     bugs::Bug,
     choices::Choices,
+    cost,
     options::{Options, RouteOptions},
     run, run_seed,
     totals::Totals,
@@ -151,9 +152,16 @@ pub fn small_worlds() -> BTreeMap<&'static str, Options> {
     worlds.into_iter().map(|(name, route)| (name, Options::smallest(route))).collect()
 }
 
+/// Runs a small world once. There one fault alone is also judged by what it cost.
+pub fn small_run(options: &Options, list: Vec<u32>, bug: Option<Bug>) -> Run {
+    let mut run = run(options.clone(), Choices::from_list(list), bug);
+    run.violation = run.violation.take().or_else(|| cost::check(&run));
+    run
+}
+
 /// Runs a small world with every choice of at most `deviations` faults at any calls.
 pub fn small_world(name: &'static str, options: &Options, deviations: u32) -> Explored {
-    let dull = run(options.clone(), Choices::from_list(Vec::new()), None);
+    let dull = small_run(options, Vec::new(), None);
     let firsts = deviations_of(&dull, &[]);
     let count = firsts.len() as u64;
     let mut explored = Explored::default();
@@ -179,7 +187,7 @@ fn deviate(
     list: &[u32],
     deviations: u32,
 ) {
-    let run = run(options.clone(), Choices::from_list(list.to_vec()), None);
+    let run = small_run(options, list.to_vec(), None);
     let more = if deviations > 1 { deviations_of(&run, list) } else { Vec::new() };
     explored.take(run, None, Some(name));
     for list in more {

@@ -189,6 +189,14 @@ impl Disturbance {
         (Disturbance::StoreRestart, "store_restart"),
         (Disturbance::Void, "operator_voids"),
     ];
+
+    /// What happens where a key is soon used again.
+    pub(super) const HASTY: [(Disturbance, &'static str); 4] = [
+        (Disturbance::Pause, "pause"),
+        (Disturbance::ClockFarForward, "clock_far_forward"),
+        (Disturbance::ClockForward, "clock_forward"),
+        (Disturbance::Void, "operator_voids"),
+    ];
 }
 
 /// The store forgot commits that it had acknowledged.

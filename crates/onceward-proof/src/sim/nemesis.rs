@@ -1,7 +1,10 @@
 //! What happens to a world by itself: processes die and stand still, clocks jump, the store goes
 //! away.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use onceward::{
     record::State,
@@ -18,13 +21,16 @@ use super::{
 
 /// Disturbs a world as often as its options say, at moments and in ways that are drawn.
 pub(super) async fn disturb(world: Arc<World>) {
-    for _ in 0..world.options.disturbances {
-        let wait = 1 + u64::from(world.number(60)) * 331;
+    let (all, times, apart) = match world.options.hasty {
+        true => (&Disturbance::HASTY[..], 4, 67),
+        false => (&Disturbance::ALL[..], 1, 331),
+    };
+    for _ in 0..world.options.disturbances * times {
+        let wait = 1 + u64::from(world.number(60)) * apart;
         sleep(Duration::from_millis(wait)).await;
         if world.is_calm() {
             return;
         }
-        let all = Disturbance::ALL;
         let chosen = world.number(u32::try_from(all.len()).unwrap_or(1)) as usize;
         let Some((disturbance, kind)) = all.get(chosen) else { return };
         one(&world, *disturbance, kind).await;
@@ -48,6 +54,7 @@ async fn one(world: &Arc<World>, disturbance: Disturbance, kind: &'static str) {
             world.fault(kind, format!("node {number}"));
             let (world, at_most) = (Arc::clone(world), SECOND * world.number(4));
             tokio::spawn(async move {
+                node.is_closed.store(true, Ordering::Relaxed);
                 node.engine.drain(at_most).await;
                 // Who crashed meanwhile was started again by that.
                 if node.gate.life() != Life::Dead {

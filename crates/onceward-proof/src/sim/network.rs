@@ -48,7 +48,9 @@ impl NodeStore {
         step: impl Fn(&World) -> T + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
         let world = &self.world;
-        let (fault, kind) = world.pick(&StoreFault::ALL, 1);
+        // Resolutions are few, and only those that are late meet another attempt.
+        let often = if name == "resolve" { 4 } else { 1 };
+        let (fault, kind) = world.pick(&StoreFault::ALL, often);
         if fault != StoreFault::None {
             world.fault(kind, format!("node {} at {name}", self.node));
         }
@@ -166,7 +168,7 @@ impl Store for NodeStore {
                 (Ok(Written::Applied | Written::AlreadyMine(_)), Some(by)) => {
                     self.world.told(lease.attempt, sent + by);
                 }
-                (Ok(Written::Superseded(_)), _) => self.world.told(lease.attempt, sent),
+                (Ok(Written::Superseded(_)), Some(_)) => self.world.told(lease.attempt, sent),
                 _ => {}
             }
             answer

@@ -40,6 +40,11 @@ impl Gate {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).life
     }
 
+    /// How often the process was paused, resumed or killed.
+    pub(super) fn changes(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).changes
+    }
+
     /// Pauses, resumes or kills. A dead process stays dead.
     pub(super) fn set(&self, life: Life) {
         let wakers = {

@@ -14,6 +14,9 @@ use crate::history::Rules;
 /// A second.
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// How long every route keeps its replies.
+pub(super) const RETENTION: Duration = HOUR;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What a world is like.
@@ -41,6 +44,9 @@ pub struct Options {
     pub faults: u32,
     /// How often nodes, clocks and the store itself are disturbed in a run, at most.
     pub disturbances: u32,
+    /// Whether the store's clock jumps and operators intervene while attempts stand still, so that a
+    /// key is used again before its last attempt is over.
+    pub hasty: bool,
     /// The pause between two sweeps.
     pub sweep_every: Duration,
 }
@@ -64,10 +70,14 @@ pub struct RouteOptions {
     pub tombstone: Duration,
 }
 
-/// How long after a call upstream may act at the latest. Together with the longest lease it stays
-/// under the time that must pass between two probes: what a request needs longer on its way than
-/// that, no probe can see.
-pub(super) const LATEST_ACT: Duration = Duration::from_secs(20);
+/// How long after a call upstream may act at the latest, where the store's clock may jump. Together
+/// with the longest lease it stays under the time that must pass between two probes: what a request
+/// needs longer on its way than that, no probe can see.
+const LATEST_ACT: Duration = Duration::from_secs(20);
+
+/// The same where no clock jumps: a second probe comes two minutes after everything that an attempt
+/// may do, less a moment. Not reckoned from what the machine says that it waits for.
+const LATEST_ACT_AFTER_ALL: Duration = Duration::from_secs(119);
 
 impl Options {
     /// A world drawn from a seed.
@@ -85,6 +95,7 @@ impl Options {
             durable: choices.number(8) != 7,
             faults: *one_of(choices, &[0, 300, 1_000, 2_500]),
             disturbances: choices.number(8),
+            hasty: choices.number(6) == 5,
             sweep_every: *one_of(choices, &[SECOND * 30, SECOND * 5]),
         }
     }
@@ -104,6 +115,7 @@ impl Options {
             durable: true,
             faults: 10_000,
             disturbances: 0,
+            hasty: false,
             sweep_every: SECOND * 30,
         }
     }
@@ -120,6 +132,14 @@ impl Options {
             let policy = route.policy(bug);
             routes.route(&pattern, policy).unwrap_or_else(|_| unreachable!("a valid pattern"))
         })
+    }
+
+    /// How long after a call upstream may act, on a route with this `max_execution`.
+    pub(super) fn latest_act(&self, max_execution: Duration) -> Duration {
+        match self.disturbances {
+            0 => max_execution + LATEST_ACT_AFTER_ALL,
+            _ => LATEST_ACT,
+        }
     }
 
     pub(super) fn route_of_key(&self, key: u32) -> u32 {
@@ -183,7 +203,7 @@ impl RouteOptions {
             .effects(self.effects)
             .and_then(|policy| policy.lease(self.lease))
             .and_then(|policy| policy.max_execution(self.max_execution))
-            .and_then(|policy| policy.retention(HOUR));
+            .and_then(|policy| policy.retention(RETENTION));
         policy.unwrap_or_else(|bad| unreachable!("{bad}"))
     }
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     bugs,
+    options::RETENTION,
     world::{World, lock},
 };
 use crate::{
@@ -124,9 +125,12 @@ impl World {
     }
 
     /// I6: what the store says it granted is there.
-    pub(super) fn check_granted(&self, answer: &Reservation) {
+    pub(super) fn check_granted(&self, ask: &Ask, answer: &Reservation) {
         let Reservation::Granted { lease, .. } = answer else { return };
-        self.check_there(lease, "was granted", |record, now| record.lease_is_live(now));
+        // The owner counts from when it sent this call, be it the first or a repeated one.
+        self.check_there(lease, "was granted", |record, now| {
+            record.lease_is_live(now) && record.lease_until >= now.plus(ask.lease)
+        });
     }
 
     /// I6: what the store says it wrote is there.
@@ -135,10 +139,12 @@ impl World {
             return;
         }
         let what = format!("was acknowledged: {}", word(write));
+        // Retention counts from here, by the policy and not by what the record says of itself.
+        let kept = |record: &Record, now: Timestamp| record.expires_at >= now.plus(RETENTION);
         self.check_there(lease, &what, |record, now| match write {
             Write::Renew(by) => record.lease_until >= now.plus(*by),
-            Write::Complete(reply) => record.reply.as_ref() == Some(reply),
-            Write::Release(_) => record.state == State::FailedRetryable,
+            Write::Complete(reply) => record.reply.as_ref() == Some(reply) && kept(record, now),
+            Write::Release(_) => record.state == State::FailedRetryable && kept(record, now),
             Write::MarkUnknown(_) => record.state == State::Unknown,
         });
     }

@@ -96,6 +96,17 @@ fn names_of_bugs_are_unique_and_known() {
     assert_eq!(Bug::from_name("no-such-bug"), None);
 }
 
+/// A run as it was, to be changed.
+fn copy(run: &Run) -> Run {
+    Run {
+        violation: run.violation.clone(),
+        history: run.history.clone(),
+        choices: run.choices.clone(),
+        faults: run.faults.clone(),
+        ..*run
+    }
+}
+
 /// A store of the class that may lose its last commits, which did.
 fn forgetful() -> Run {
     let lost = |event: &Event| matches!(&event.what, What::Moved { cause: Cause::Lost, .. });
@@ -166,4 +177,24 @@ fn a_task_that_panics_does_not_go_unnoticed() {
     let resumed = std::panic::catch_unwind(|| std::panic::resume_unwind(Box::new("on purpose")));
     assert!(resumed.is_err());
     assert_eq!(panics::seen(), before + 1, "a fault that asks for a panic is not one");
+}
+
+#[test]
+fn a_single_fault_that_could_be_made_good_may_cost_nothing() {
+    let (name, options) = small_worlds().into_iter().next().expect("a small world");
+    let lists = (0..200).flat_map(|place| (1..22).map(move |chosen| (place, chosen)));
+    let cost_an_outcome = lists
+        .map(|(place, chosen)| {
+            let list = std::iter::repeat_n(0, place).chain([chosen]).collect();
+            explore::small_run(&options, list, None)
+        })
+        .find(|run| run.faults.contains_key("crash_after_upstream"))
+        .expect(name);
+    // The process died: nobody can know.
+    assert_eq!(cost_an_outcome.violation, None);
+    assert_eq!(cost::check(&cost_an_outcome), None);
+    let as_if = |kind| Run { faults: [(kind, 1)].into(), ..copy(&cost_an_outcome) };
+    let found = cost::check(&as_if("store_refused")).expect("a refused call can be repeated");
+    assert_eq!(found.invariant, "I8");
+    assert_eq!(cost::check(&as_if("pause_after_store")), None);
 }

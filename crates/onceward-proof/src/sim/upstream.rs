@@ -1,6 +1,6 @@
 //! Upstream: acts at most once in a call, keeps a ledger of it, and answers as it likes.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, StatusCode, response::Parts};
@@ -17,10 +17,13 @@ use super::{
     bugs,
     faults::{ON_ITS_WAY, PAST_EVERY_LEASE, UpstreamFault},
     node::Gate,
-    options::{LATEST_ACT, SECOND},
+    options::SECOND,
     world::{World, lock},
 };
-use crate::history::{CallNo, Holder, Subject, UpstreamAnswer, What};
+use crate::{
+    check::Violation,
+    history::{CallNo, Holder, Subject, UpstreamAnswer, What},
+};
 
 /// The calls that upstream got.
 #[derive(Debug, Default)]
@@ -50,6 +53,8 @@ pub(super) struct Call {
     pub(super) subject: Subject,
     pub(super) asks: String,
     pub(super) route: u32,
+    /// The node had been asked to end when the request came.
+    pub(super) came_too_late: bool,
 }
 
 /// What upstream does in a call.
@@ -91,7 +96,8 @@ impl Conduct {
                 Conduct { back: None, ..usual }
             }
             UpstreamFault::ActsLate => {
-                let there = world.delay().min(LATEST_ACT);
+                let latest = world.options.latest_act(longest);
+                let there = if world.number(3) == 2 { latest } else { world.delay().min(latest) };
                 Conduct { there: Some(there), back: None, ..usual }
             }
             UpstreamFault::Slow => Conduct { back: Some(lease * 2), ..usual },
@@ -112,6 +118,9 @@ impl Handler for Call {
     type Rest = Bytes;
 
     async fn run(self, operation: Operation) -> Execution<Bytes> {
+        if self.came_too_late {
+            self.wrong("I7", "a node that was asked to end took new work".into());
+        }
         let (fault, kind) = self.world.pick(&UpstreamFault::ALL, 4);
         if fault != UpstreamFault::None {
             self.world.fault(kind, format!("node {} for {}", self.node, self.subject.key));
@@ -124,7 +133,12 @@ impl Handler for Call {
         let executed = conduct.executed;
         let arrives = conduct.there.is_some();
         let (call, answer) = self.call(&operation, conduct, fault);
-        let ended = self.wait(fault, answer, executed).await;
+        let ended = tokio::select! {
+            biased;
+            ended = self.wait(fault, answer, executed) => ended,
+            never = self.watch(&operation) => match never {},
+        };
+        self.check_belief(&operation);
         let again = bugs::sends_again(&self.world, &ended);
         if again {
             let usual = Conduct::of(UpstreamFault::None, &self.world, self.route);
@@ -205,6 +219,32 @@ impl Call {
         (call, receiver)
     }
 
+    /// Asks again and again whether it may still act, always at the moment when that changes.
+    async fn watch(&self, operation: &Operation) -> Infallible {
+        loop {
+            let left = self.world.lease_left(operation.attempt()).unwrap_or_default();
+            let left = Duration::from_micros(u64::try_from(left).unwrap_or_default());
+            sleep(if left.is_zero() { SECOND } else { left }).await;
+            self.check_belief(operation);
+        }
+    }
+
+    /// R5: an attempt that asks whether it may still act is told what the store told it, after
+    /// renewals too.
+    fn check_belief(&self, operation: &Operation) {
+        let left = self.world.lease_left(operation.attempt());
+        let (may, believes) = (left.is_some_and(|left| left > 0), operation.may_act());
+        if may != believes {
+            let what = format!("an attempt believes that it may act: {believes}, which is {may}");
+            self.wrong("R5", what);
+        }
+    }
+
+    fn wrong(&self, invariant: &'static str, what: String) {
+        let subject = Some(self.subject.clone());
+        self.world.violate(Violation { invariant, subject, what });
+    }
+
     /// What the handler sees of the call.
     async fn wait(
         &self,
@@ -274,6 +314,11 @@ fn answer(call: CallNo, subject: &Subject, asks: &str, conduct: &Conduct) -> Ups
             header("x-note", "second"),
             header("etag", &format!("\"call-{call}\"")),
             header("set-cookie", &format!("session={}", subject.tenant)),
+            header("access-control-allow-origin", "https://a.example"),
+            // Ours to say, not upstream's.
+            header("idempotent-replayed", "true"),
+            header("idempotency-generation", "7"),
+            header("onceward-outcome", "replayed"),
         ],
         body: format!("call {call} for {} {}: {asks}", subject.tenant, subject.key),
     }

@@ -49,6 +49,8 @@ pub(super) struct World {
 /// One process.
 pub(super) struct Node {
     pub(super) gate: Arc<Gate>,
+    /// It was asked to end.
+    pub(super) is_closed: AtomicBool,
     pub(super) engine: Arc<Engine>,
 }
 
@@ -280,7 +282,7 @@ impl World {
         let settings = Settings { scope, clock, store_deadline, ..Settings::default() };
         let policies = self.options.policies(self.bug);
         let engine = Arc::new(Engine::new(Arc::new(store), policies, settings));
-        let node = Arc::new(Node { gate, engine });
+        let node = Arc::new(Node { gate, is_closed: AtomicBool::new(false), engine });
         super::workers::start_on(self, &node);
         node
     }

@@ -77,6 +77,10 @@ impl Kind {
         matches!(self, Kind::Told | Kind::Late | Kind::Silent)
     }
 
+    fn is_overtaken(self) -> bool {
+        matches!(self, Kind::Overtaken | Kind::Refused(_))
+    }
+
     fn may_release_running(self) -> bool {
         matches!(self, Kind::Silent | Kind::Withdrawn)
     }
@@ -87,9 +91,9 @@ impl Kind {
     }
 }
 
-/// Whether somebody else can have ended an attempt of this request.
+/// Whether an attempt of this request can have ended without the request being told how.
 fn can_be_overtaken(request: &Request, view: &View<'_>) -> bool {
-    !request.acts || view.was_resolved()
+    !request.acts || view.was_resolved() || view.was_given_back
 }
 
 /// What has happened so far that steps depend on.
@@ -181,7 +185,8 @@ impl State {
             State::Free(_) => {}
             State::Running(owner) => {
                 self.ends(owner, view, now, &mut to);
-                if !owner.acts || owner.kind.may_release_running() {
+                let in_vain = owner.kind.is_overtaken() && view.was_given_back;
+                if !owner.acts || in_vain || owner.kind.may_release_running() {
                     to(State::Free(Some(owner.asks)), None);
                 }
                 // The last is tried first, and this explains most.

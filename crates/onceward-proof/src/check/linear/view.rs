@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::super::known::is_new_use;
 use crate::history::{
     Answer, CallNo, Cause, Event, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
 };
@@ -23,6 +24,9 @@ pub(super) struct View<'a> {
     grants: Vec<(&'a str, usize)>,
     /// Whether it is known which attempt made which call.
     knows_holders: bool,
+    /// An attempt gave the record back. If it was not told that it had, it found later what became of
+    /// the record without it.
+    pub(super) was_given_back: bool,
 }
 
 /// What is asked, as a place in a list.
@@ -235,6 +239,7 @@ impl<'a> View<'a> {
             used_again: false,
             grants: Vec::new(),
             knows_holders: false,
+            was_given_back: false,
         }
     }
 
@@ -276,7 +281,8 @@ impl<'a> View<'a> {
         }
     }
 
-    fn read_move(&mut self, from: Option<&Stand>, to: Option<&'a Stand>, cause: &Cause) {
+    fn read_move(&mut self, from: Option<&Stand>, to: Option<&'a Stand>, cause: &'a Cause) {
+        self.was_given_back |= matches!(cause, Cause::Write { write, .. } if write == "release");
         if let Cause::Resolve { resolution, .. } = cause {
             match &**resolution {
                 "complete" => self.mark_once(Mark::ResolvedCompleted),
@@ -292,15 +298,9 @@ impl<'a> View<'a> {
             }
         }
         let Some(from) = from else { return };
-        let over = matches!(&*from.state, "completed" | "expired");
         let again = match to {
             None => true,
-            Some(to) => {
-                (over && to.state == "in_progress")
-                    || to.generation != from.generation
-                    // Given back, then past its retention and its tombstone's time.
-                    || to.fingerprint != from.fingerprint
-            }
+            Some(to) => is_new_use(from, to, cause) || to.generation != from.generation,
         };
         self.used_again |= again;
         self.has_unseen_replies |= again;

@@ -162,3 +162,60 @@ fn no_reply_before_the_record_is_completed() {
     begun().answered(1, reply(1, "executed")).violates("R7");
     begun().completed(5).answered(1, reply(1, "executed")).passes();
 }
+
+#[test]
+fn who_is_told_expired_is_told_of_a_reply_that_was_there() {
+    let expired = |tale: Tale| tale.asked(2).answered(2, refusal(410, "expired"));
+    let gone = |cause| {
+        let ran = Tale::new().asked(1).granted(5).called_under(1, 5, 9).acted(1).replied(1, 201);
+        let kept = ran.completed(5).answered(1, reply(1, "executed"));
+        kept.moved(Some(stand("completed", 5)), Some(stand("expired", 5)), cause)
+    };
+    expired(gone(Cause::Reap { now: 1000 })).passes();
+    expired(gone(resolve("void", None))).violates("I8");
+    // Where moves are not told, it may have been there.
+    expired(executed(reply(1, "executed"))).passes();
+}
+
+#[test]
+fn what_upstream_is_not_sure_of_is_no_reply() {
+    let called = |word: Option<&str>| {
+        let answer = UpstreamAnswer { executed: word.map(Into::into), ..upstream(1, 201) };
+        let tale = Tale::new().asked(1).granted(5).called_under(1, 5, 9).acted(1);
+        tale.then(What::Replied { call: 1, answer: Some(answer) })
+    };
+    let stored = |word| called(word).completed(5).answered(1, reply(1, "executed"));
+    stored(None).passes();
+    stored(Some("maybe")).violates("I4");
+    // Until somebody finds out.
+    let resolved = called(Some("maybe"))
+        .moved(Some(stand("in_progress", 5)), Some(stand("unknown", 5)), write("mark_unknown", 5))
+        .moved(Some(stand("unknown", 5)), Some(stand("completed", 5)), resolve("complete", None));
+    resolved.answered(1, reply(1, "replayed")).passes();
+}
+
+#[test]
+fn who_gave_the_record_back_unheard_may_get_the_reply_of_the_next() {
+    let tale = |gives_back: bool| {
+        let (first, next) = (stand("in_progress", 5), stand("in_progress", 6));
+        let mut tale =
+            Tale::new().asked(1).granted(5).asked(2).answered(2, refusal(409, "conflict"));
+        if gives_back {
+            let released = stand("failed_retryable", 5);
+            tale = tale.moved(Some(first), Some(released.clone()), write("release", 5)).asked(3);
+            tale = tale.moved(Some(released), Some(next), reserve(6, 20)).called_under(1, 6, 9);
+            let Some(Event { what: What::Called { holder: Some(holder), .. }, .. }) =
+                tale.0.last_mut()
+            else {
+                panic!("a call");
+            };
+            holder.attempt_number = 2;
+            tale = tale.acted(1).replied(1, 201).completed(6);
+        } else {
+            tale = tale.asked(3).called_under(1, 5, 9).acted(1).replied(1, 201).completed(5);
+        }
+        tale.answered(3, reply(1, "executed")).answered(1, reply(1, "replayed"))
+    };
+    tale(true).passes();
+    assert_eq!(tale(false).wrongs(), ["LIN"]);
+}

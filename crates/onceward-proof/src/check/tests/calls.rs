@@ -92,6 +92,27 @@ fn no_call_without_a_grant() {
 }
 
 #[test]
+fn an_attempt_says_how_many_came_before_it() {
+    let tale = |said| {
+        let released = stand("failed_retryable", 5);
+        let mut tale = Tale::new().asked(1).granted(5).moved(
+            Some(stand("in_progress", 5)),
+            Some(released.clone()),
+            write("release", 5),
+        );
+        tale = tale.moved(Some(released), Some(stand("in_progress", 6)), reserve(6, 20));
+        let asks = PAY.into();
+        let attempt = "a6".into();
+        let holder =
+            Holder { attempt, fence: 6, generation: 1, attempt_number: said, lease_left: 9 };
+        tale.then(What::Called { call: 1, subject: subject("acme"), asks, holder: Some(holder) })
+    };
+    tale(1).violates("I7");
+    tale(2).passes();
+    tale(3).violates("I7");
+}
+
+#[test]
 fn no_effect_without_a_call() {
     Tale::new().asked(1).acted(1).violates("I7");
     Tale::new().asked(1).called(1).acted(1).passes();

@@ -196,3 +196,69 @@ fn only_the_same_request_changes_a_record_in_place() {
     tale("f", 2, 10).violates("I3");
     tale("other", 4, 1000).violates("I3");
 }
+
+#[test]
+fn an_expired_key_runs_again_only_where_its_route_says_so() {
+    let tale = |route, now| {
+        let asked = Tale::new().asked_by(1, "acme", route, PAY).granted(5).completed(5);
+        let next = Stand { generation: if now < 2000 { 2 } else { 1 }, ..stand("in_progress", 6) };
+        asked.moved(Some(stand("completed", 5)), Some(next), reserve(6, now))
+    };
+    tale("look", 1500).violates("I6");
+    tale("pay", 1500).passes();
+    // With its tombstone gone the key is new.
+    tale("look", 2000).passes();
+}
+
+#[test]
+fn a_key_behind_which_nothing_stands_runs_again() {
+    let next = Stand { generation: 2, ..stand("in_progress", 6) };
+    let again =
+        |tale: Tale| tale.moved(Some(stand("expired", 5)), Some(next.clone()), reserve(6, 1500));
+    let asked = || Tale::new().asked_by(1, "acme", "look", PAY).granted(5);
+    let (left, gone) = (|| Some(stand("completed", 5)), || Some(stand("expired", 5)));
+    again(asked().completed(5).moved(left(), gone(), resolve("void", None))).passes();
+    again(asked().completed(5).moved(left(), gone(), Cause::Reap { now: 1000 })).violates("I6");
+    let released = asked().moved(
+        Some(stand("in_progress", 5)),
+        Some(stand("failed_retryable", 5)),
+        write("release", 5),
+    );
+    let reaped = released.moved(
+        Some(stand("failed_retryable", 5)),
+        Some(stand("expired", 5)),
+        Cause::Reap { now: 1000 },
+    );
+    again(reaped).passes();
+}
+
+#[test]
+fn a_tombstone_keeps_nothing_of_a_reply_but_how_it_ended() {
+    let with = |state, reply: &str| Stand { reply: Some(reply.into()), ..stand(state, 5) };
+    let reap = || Cause::Reap { now: 1000 };
+    step(with("completed", "201 paid"), with("expired", "201 paid"), reap()).violates("I4");
+    step(with("completed", "201 paid"), with("expired", "201"), reap()).passes();
+}
+
+#[test]
+fn a_key_that_was_given_back_is_new_once_its_tombstone_is_gone() {
+    let tale = |now| {
+        let released = stand("failed_retryable", 5);
+        let next = Stand { fingerprint: "other".into(), ..stand("in_progress", 6) };
+        let done = Stand { state: "completed".into(), ..next.clone() };
+        Tale::new()
+            .asked_by(1, "acme", "pay", OTHER)
+            .granted(5)
+            .moved(Some(stand("in_progress", 5)), Some(released.clone()), write("release", 5))
+            .answered(1, refusal(503, "unavailable"))
+            .asked(2)
+            .moved(Some(released), Some(next.clone()), reserve(6, now))
+            .called_under(1, 6, 9)
+            .acted(1)
+            .replied(1, 201)
+            .moved(Some(next), Some(done), write("complete", 6))
+            .answered(2, reply(1, "executed"))
+    };
+    tale(2000).passes();
+    assert_eq!(tale(900).wrongs()[0], "I9");
+}

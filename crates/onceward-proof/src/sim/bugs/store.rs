@@ -39,7 +39,7 @@ pub(in super::super) async fn reserve(
     };
     let answer = store.call("reserve", move |world| {
         let answer = world.reserve_with(&sent, skew);
-        world.check_granted(&answer);
+        world.check_granted(&sent, &answer);
         answer
     });
     let answer = answer.await;
