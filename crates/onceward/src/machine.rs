@@ -82,7 +82,10 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
         // The tombstone's time is over too: the key is new, but its fence still grows.
         return begin(Some((stored.fence, 0)), ask, Found::Absent, now);
     };
-    if record.state == State::Expired && (ask.expired_runs_again || record.void) {
+    // An attempt does not come again after its end: such a call was delayed on its way, and nobody
+    // is left to run under it.
+    let was_ours = record.attempt == ask.attempt;
+    if record.state == State::Expired && (ask.expired_runs_again || record.void) && !was_ours {
         return begin(Some((record.fence, record.generation)), ask, Found::Expired, now);
     }
     // From here on only the same request may change anything.
@@ -95,9 +98,7 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
     let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
     let (moved, audit) = if ran_out { after_lease(&record, now) } else { (record.clone(), None) };
     match moved.state {
-        // An attempt that gave its record back, or lost it, does not come again: this is a repeated
-        // call that was delayed on its way, and nobody is left to run under it.
-        State::FailedRetryable if record.attempt == ask.attempt => {
+        State::FailedRetryable if was_ours => {
             Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false })
         }
         State::FailedRetryable => {

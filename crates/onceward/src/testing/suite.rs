@@ -122,6 +122,7 @@ macro_rules! __store_suite_cases {
                 retention_that_ends_exactly_now_is_over
                 a_reply_past_retention_is_not_shown_before_it_is_reaped
                 an_expired_key_is_refused_while_its_tombstone_lives
+                a_repeated_reserve_of_an_attempt_that_completed_takes_no_expired_key
                 a_key_is_expired_then_purged_then_new
                 an_expired_key_runs_again_as_the_next_generation_where_allowed
                 a_completed_key_does_not_run_again_before_its_retention_is_over
