@@ -107,6 +107,16 @@ fn copy(run: &Run) -> Run {
     }
 }
 
+#[test]
+fn every_bug_has_its_row_in_the_page() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/proof.md");
+    let page = std::fs::read_to_string(page).expect("docs/proof.md");
+    for bug in Bug::ALL {
+        let row = format!("| `{}` | {} |", bug.name(), bug.description());
+        assert!(page.contains(&row), "{row}");
+    }
+}
+
 /// A store of the class that may lose its last commits, which did.
 fn forgetful() -> Run {
     let lost = |event: &Event| matches!(&event.what, What::Moved { cause: Cause::Lost, .. });
