@@ -52,11 +52,14 @@ fn drawn_worlds(seeds: Range<u64>) -> bool {
     let begun = Instant::now();
     let done = AtomicU64::new(0);
     let is_terminal = std::io::stderr().is_terminal();
+    let a_tenth = count.div_ceil(10);
     let explored = explore::seeds(seeds, |_| {
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         if is_terminal && done.is_multiple_of(1_000) {
-            eprint!("\r  {done} of {count}");
+            eprint!("\r  {done} of {count} ");
             let _ = std::io::stderr().flush();
+        } else if !is_terminal && done.is_multiple_of(a_tenth) {
+            println!("  {done} of {count}, {:.0} s", begun.elapsed().as_secs_f64());
         }
     });
     let seconds = begun.elapsed().as_secs_f64();
