@@ -45,6 +45,7 @@ mod drain;
 mod hold;
 mod settle;
 mod status;
+mod superseded;
 mod wait;
 
 use begin::Begun;
@@ -250,6 +251,15 @@ impl Engine {
     }
 }
 
+/// Whether an attempt still holds its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// As far as is known.
+    Still,
+    /// Somebody else decided about it.
+    Lost,
+}
+
 /// One request on its way.
 struct Call<'a, R> {
     engine: &'a Engine,
@@ -312,6 +322,7 @@ impl<R: Send + 'static> Call<'_, R> {
         observe::operation_took(&policy.name, engine.clock.monotonic() - begun);
         match ended {
             Ok(ended) => self.finish(&lease, classify::classify(ended, policy)).await,
+            // The handler is dropped with this task, so that it need not be told.
             Err(stopped @ Stopped::Drained) => {
                 self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code()).await;
             }
@@ -325,7 +336,12 @@ impl<R: Send + 'static> Call<'_, R> {
                         () = engine.drain.over() => None,
                     }
                 };
-                let told = self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code());
+                let told = async {
+                    let told = self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code());
+                    if told.await == Held::Lost {
+                        operation.lose_lease();
+                    }
+                };
                 if let ((), Some(late)) = tokio::join!(told, late) {
                     self.finish_late(&lease, late).await;
                 }
@@ -337,7 +353,9 @@ impl<R: Send + 'static> Call<'_, R> {
         match outcome {
             Outcome::Completed { answer, reply } => self.complete(lease, answer, reply).await,
             Outcome::NotExecuted { answer, why } => self.not_executed(lease, why, answer).await,
-            Outcome::Unknown { status, why } => self.unknown(lease, status, why).await,
+            Outcome::Unknown { status, why } => {
+                self.unknown(lease, status, why).await;
+            }
         }
     }
 
@@ -402,18 +420,20 @@ impl<R: Send + 'static> Call<'_, R> {
         }
     }
 
-    async fn unknown(&mut self, lease: &Lease, status: StatusCode, why: &'static str) {
+    async fn unknown(&mut self, lease: &Lease, status: StatusCode, why: &'static str) -> Held {
         warn!(why, "the outcome of an attempt is unknown");
         let write = Write::MarkUnknown(why.into());
         let written = self.engine.persist(lease, &write, self.admitted).await;
         if let Some(Written::Superseded(record)) = written {
-            return self.superseded(lease, record).await;
+            self.superseded(lease, record).await;
+            return Held::Lost;
         }
         observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
         self.reject_unknown(status, why);
         if written.is_none() {
             self.engine.persist_until_drain(lease, &write, self.admitted).await;
         }
+        Held::Still
     }
 
     /// The client was told that the outcome is unknown; now there is one.
@@ -422,33 +442,6 @@ impl<R: Send + 'static> Call<'_, R> {
             let write = Write::Complete(reply);
             self.engine.persist_until_drain(lease, &write, self.admitted).await;
         }
-    }
-
-    /// Our attempt lost its right while it worked. Its result was kept as evidence; the record says
-    /// what the client is to be told.
-    async fn superseded(&mut self, lease: &Lease, record: Option<Box<Record>>) {
-        warn!("an attempt was superseded; its result is kept as evidence");
-        observe::fenced_write(&self.admitted.policy.name);
-        let same_use = record.filter(|record| self.is_same_use(lease, record));
-        let decision = same_use.map(|record| self.engine.decide_on(record));
-        match decision {
-            Some(Decision::Replay { reply, expires_at, generation }) => {
-                self.send(reply.replay(expires_at, generation));
-            }
-            Some(Decision::Refuse(refusal)) => self.refuse(&refusal),
-            _ => self.refuse(&Refusal::OutcomeUnknown),
-        }
-    }
-
-    /// Whether a record still belongs to the use of the key in which we were granted it. What a later
-    /// use says is not for this client, and may be about another request. Generations are counted
-    /// anew once a tombstone was purged; a fence is never below the time of its grant.
-    fn is_same_use(&self, lease: &Lease, record: &Record) -> bool {
-        record.generation == lease.generation
-            && record.fingerprint == self.ask.fingerprint
-            && record.created_at.as_micros() <= lease.fence.number()
-            // Nothing stands behind such a tombstone, so that it says nothing about this attempt.
-            && !record.void
     }
 }
 

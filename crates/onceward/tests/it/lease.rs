@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -282,6 +282,39 @@ async fn an_attempt_that_learns_that_it_was_replaced_may_not_act_any_more() {
     first.await.expect("answered");
     second.await.expect("answered");
     assert_eq!((may_act.load(Ordering::SeqCst), service.runs()), (before, 2));
+}
+
+/// The same for one that took too long: no renewal comes any more that could tell it.
+#[tokio::test(start_paused = true)]
+async fn an_attempt_past_its_max_execution_that_was_replaced_may_not_act_any_more() {
+    for replaced in [true, false] {
+        let policy = Policy::required().effects(Effects::None).expect("allowed");
+        let policy = policy.max_execution(seconds(5)).expect("allowed");
+        let may_act = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&may_act);
+        let service = Service::new(policy, move |run| {
+            let seen = Arc::clone(&seen);
+            async move {
+                for _ in 0..2 {
+                    if run.number == 1 {
+                        pass(seconds(4)).await;
+                        seen.lock().expect("lock").push(run.operation().may_act());
+                    }
+                }
+                charged(run).await
+            }
+        });
+        let first = service.spawn_charge(KEY);
+        pass(seconds(1)).await;
+        if replaced {
+            service.clock.advance(LEASE);
+            assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+        }
+        first.await.expect("answered");
+        pass(seconds(10)).await;
+        // At 4 s and at 8 s, well within its lease.
+        assert_eq!(*may_act.lock().expect("lock"), [true, !replaced], "replaced: {replaced}");
+    }
 }
 
 /// The moments of a first request at which its client may be gone.

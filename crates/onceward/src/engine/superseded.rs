@@ -1,0 +1,39 @@
+//! Telling the client of an attempt that lost its record what became of it.
+
+use tracing::warn;
+
+use super::Call;
+use crate::{
+    machine::{Decision, Refusal},
+    observe,
+    record::{Lease, Record},
+};
+
+impl<R: Send + 'static> Call<'_, R> {
+    /// Our attempt lost its right while it worked. Its result was kept as evidence; the record says
+    /// what the client is to be told.
+    pub(super) async fn superseded(&mut self, lease: &Lease, record: Option<Box<Record>>) {
+        warn!("an attempt was superseded; its result is kept as evidence");
+        observe::fenced_write(&self.admitted.policy.name);
+        let same_use = record.filter(|record| self.is_same_use(lease, record));
+        let decision = same_use.map(|record| self.engine.decide_on(record));
+        match decision {
+            Some(Decision::Replay { reply, expires_at, generation }) => {
+                self.send(reply.replay(expires_at, generation));
+            }
+            Some(Decision::Refuse(refusal)) => self.refuse(&refusal),
+            _ => self.refuse(&Refusal::OutcomeUnknown),
+        }
+    }
+
+    /// Whether a record still belongs to the use of the key in which we were granted it. What a later
+    /// use says is not for this client, and may be about another request. Generations are counted
+    /// anew once a tombstone was purged; a fence is never below the time of its grant.
+    fn is_same_use(&self, lease: &Lease, record: &Record) -> bool {
+        record.generation == lease.generation
+            && record.fingerprint == self.ask.fingerprint
+            && record.created_at.as_micros() <= lease.fence.number()
+            // Nothing stands behind such a tombstone, so that it says nothing about this attempt.
+            && !record.void
+    }
+}
