@@ -107,6 +107,12 @@ pub const SMALL: &[World] = &[
         ..RETENTION
     },
     World { name: "two requests, an expired key runs again", operator: false, ..RETENTION },
+    World {
+        name: "two requests, a reply is withdrawn",
+        expired_runs_again: false,
+        retention: None,
+        ..RETENTION
+    },
 ];
 
 /// Larger worlds.
