@@ -431,7 +431,10 @@ impl<R: Send + 'static> Call<'_, R> {
         observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
         self.reject_unknown(status, why);
         if written.is_none() {
-            self.engine.persist_until_drain(lease, &write, self.admitted).await;
+            let later = self.engine.persist_until_drain(lease, &write, self.admitted).await;
+            if matches!(later, Some(Written::Superseded(_))) {
+                return Held::Lost;
+            }
         }
         Held::Still
     }

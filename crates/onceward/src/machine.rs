@@ -78,13 +78,15 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
     if is_held_by(stored, ask) {
         return regrant(stored, ask.lease, now);
     }
-    let Some(record) = after_retention(stored, now) else {
-        // The tombstone's time is over too: the key is new, but its fence still grows.
-        return begin(Some((stored.fence, 0)), ask, Found::Absent, now);
-    };
     // An attempt does not come again after its end: such a call was delayed on its way, and nobody
     // is left to run under it.
-    let was_ours = record.attempt == ask.attempt;
+    let was_ours = stored.attempt == ask.attempt;
+    let record = match after_retention(stored, now) {
+        Some(record) => record,
+        None if was_ours => tombstone(stored),
+        // The tombstone's time is over too: the key is new, but its fence still grows.
+        None => return begin(Some((stored.fence, 0)), ask, Found::Absent, now),
+    };
     if record.state == State::Expired && (ask.expired_runs_again || record.void) && !was_ours {
         return begin(Some((record.fence, record.generation)), ask, Found::Expired, now);
     }

@@ -65,6 +65,8 @@ async fn one(world: &Arc<World>, disturbance: Disturbance, kind: &'static str) {
         }
         Disturbance::ClockForward => jump(world, kind, i64::from(world.number(20)) * 500_000),
         Disturbance::ClockFarForward => jump(world, kind, 3_700_000_000),
+        // Without tombstones a record may be gone before the clock has passed its fence again.
+        Disturbance::ClockBack if world.options.keeps_no_tombstones() => {}
         Disturbance::ClockBack => jump(world, kind, i64::from(world.number(20)) * -500_000),
         Disturbance::StoreDown => {
             world.fault(kind, "");

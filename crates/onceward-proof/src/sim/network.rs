@@ -168,7 +168,7 @@ impl Store for NodeStore {
                 (Ok(Written::Applied | Written::AlreadyMine(_)), Some(by)) => {
                     self.world.told(lease.attempt, sent + by);
                 }
-                (Ok(Written::Superseded(_)), Some(_)) => self.world.told(lease.attempt, sent),
+                (Ok(Written::Superseded(_)), _) => self.world.told(lease.attempt, sent),
                 _ => {}
             }
             answer

@@ -142,6 +142,10 @@ impl Options {
         }
     }
 
+    pub(super) fn keeps_no_tombstones(&self) -> bool {
+        self.routes.iter().any(|route| route.tombstone.is_zero())
+    }
+
     pub(super) fn route_of_key(&self, key: u32) -> u32 {
         key % u32::try_from(self.routes.len()).unwrap_or(1)
     }

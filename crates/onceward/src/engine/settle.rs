@@ -59,21 +59,22 @@ impl Engine {
     }
 
     /// Goes on writing after the client was answered, until the store acknowledged or this process
-    /// has to stop.
+    /// has to stop. `None` means that nobody knows whether it was written.
     pub(super) async fn persist_until_drain(
         &self,
         lease: &Lease,
         write: &Write,
         admitted: &Admitted,
-    ) {
+    ) -> Option<Written> {
         while !self.drain.is_over() {
             let give_up = Instant::now() + self.store_deadline;
             match self.write_once(lease, write, admitted, give_up).await {
-                Ok(_) => return,
-                Err(error) if !error.may_be_repeated() => return,
+                Ok(written) => return Some(written),
+                Err(error) if !error.may_be_repeated() => return None,
                 Err(_) => self.drain.pause(PAUSE_LONGEST).await,
             }
         }
+        None
     }
 
     async fn write_once(

@@ -54,11 +54,13 @@ pub async fn an_expired_key_is_refused_while_its_tombstone_lives(on: Harness) {
 /// A reserve that was on its way for longer than a retention comes from an attempt that is over: it
 /// does not take the key for nobody.
 pub async fn a_repeated_reserve_of_an_attempt_that_completed_takes_no_expired_key(on: Harness) {
-    let ask = Ask { expired_runs_again: true, ..ask("key") };
-    completed(&on, &ask).await;
-    on.clock.advance(RETENTION);
-    assert_eq!(on.occupied(&ask).await.state, State::Expired);
-    assert_eq!(on.grant(&retry(&ask)).await.generation, 2);
+    for (key, tombstone, generation) in [("kept", TOMBSTONE, 2), ("gone", Duration::ZERO, 1)] {
+        let ask = Ask { expired_runs_again: true, tombstone, ..ask(key) };
+        completed(&on, &ask).await;
+        on.clock.advance(RETENTION);
+        assert_eq!(on.occupied(&ask).await.state, State::Expired, "{key}");
+        assert_eq!(on.grant(&retry(&ask)).await.generation, generation, "{key}");
+    }
 }
 
 /// The same, with a reaper that did its work at each step.
