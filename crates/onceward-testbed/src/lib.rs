@@ -1,1 +1,9 @@
 //! Real servers for tests and benchmarks, each in a directory and on a port of its own.
+//!
+//! A server ends with whoever started it, also when that process is killed. A missing server
+//! program is a panic, never a skipped test: `./test` installs them all.
+
+mod postgres; // a PostgreSQL server, with the durability that users get
+mod watchdog; // ends a server with its owner
+
+pub use postgres::{Database, Postgres};
