@@ -14,11 +14,19 @@ use crate::{
     reply::Reply,
 };
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod headers;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod request;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::{PgConnectError, PgOptions, PgStore};
 #[cfg(all(feature = "sqlite", feature = "testing"))]
 pub(crate) use sqlite::fuzz_record;
 #[cfg(feature = "sqlite")]
