@@ -39,8 +39,8 @@ use batch::{GuardedWrite, Reserve};
 use lane::Lane;
 use link::Link;
 use look::{Side, step};
-use open::Statements;
 pub use open::PgConnectError;
+use open::Statements;
 
 /// Where and how a [`PgStore`] lives.
 #[derive(Clone)]
@@ -204,9 +204,8 @@ impl Store for PgStore {
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         self.single(move |link| {
             Box::pin(async move {
-                let decide = |found: Option<&Record>, now| {
-                    machine::resolve(found, resolve.clone(), now)
-                };
+                let decide =
+                    |found: Option<&Record>, now| machine::resolve(found, resolve.clone(), now);
                 let resolved = step(link, &resolve.id, None, None, decide).await;
                 resolved.map_err(look::StepFailed::into_error)
             })

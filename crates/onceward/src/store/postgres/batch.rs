@@ -67,8 +67,12 @@ async fn send(link: &mut Link, bind: impl Fn(&Link) -> Call<'static>) -> Sent {
         may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
         if !again {
             return Sent::Failed(match may_have_happened {
-                true => StoreError::new(StoreErrorKind::Ambiguous, super::error::STORE, "the answer was lost")
-                    .with_source(error),
+                true => StoreError::new(
+                    StoreErrorKind::Ambiguous,
+                    super::error::STORE,
+                    "the answer was lost",
+                )
+                .with_source(error),
                 false => error,
             });
         }
@@ -205,8 +209,8 @@ fn bind_reserves(link: &Link, batch: &[Reserve]) -> Call<'static> {
         batch.iter().map(|element| value(&element.ask)).collect()
     }
     let any_request = batch.iter().any(|element| element.ask.request.is_some());
-    let requests = any_request
-        .then(|| column(batch, |ask| ask.request.as_deref().map(encode_request)));
+    let requests =
+        any_request.then(|| column(batch, |ask| ask.request.as_deref().map(encode_request)));
     call(&link.statements.reserve)
         .bind(link.now())
         .bind(column(batch, |ask| ask.id.scope.as_str()))
@@ -335,4 +339,3 @@ fn bind_writes(link: &Link, batch: &[GuardedWrite]) -> Call<'static> {
         .bind(schemas)
         .bind(bodies)
 }
-

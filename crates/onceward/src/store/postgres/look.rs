@@ -15,8 +15,7 @@ use crate::{
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, State},
     store::{
-        Ask, Mode, Reservation, StoreError, StoreErrorKind, Write, Written,
-        request::encode_request,
+        Ask, Mode, Reservation, StoreError, StoreErrorKind, Write, Written, request::encode_request,
     },
 };
 
@@ -94,7 +93,10 @@ async fn reserve(
 /// Why a step came to nothing.
 pub(super) enum StepFailed {
     /// The row was locked for too long. With what was seen of it.
-    Locked { seen: Option<Box<Record>>, error: StoreError },
+    Locked {
+        seen: Option<Box<Record>>,
+        error: StoreError,
+    },
     Other(StoreError),
 }
 
@@ -180,7 +182,9 @@ async fn try_once<A>(
         Change::Put(record) => {
             change(link, id, found.as_deref(), Some(record), step.audit.as_ref(), request).await
         }
-        Change::Remove => change(link, id, found.as_deref(), None, step.audit.as_ref(), request).await,
+        Change::Remove => {
+            change(link, id, found.as_deref(), None, step.audit.as_ref(), request).await
+        }
     };
     match changed {
         Ok(changed) => Ok(changed.then_some(step.answer)),
@@ -207,10 +211,7 @@ pub(super) async fn load_one(
     }
 }
 
-async fn load(
-    link: &mut Link,
-    id: &RecordId,
-) -> Result<(Option<Box<Record>>, Timestamp), Trouble> {
+async fn load(link: &mut Link, id: &RecordId) -> Result<(Option<Box<Record>>, Timestamp), Trouble> {
     let query = call(&link.statements.load)
         .bind(link.now())
         .bind(vec![id.scope.as_str()])

@@ -3,8 +3,7 @@
 use std::{str::FromStr as _, sync::Arc};
 
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
-    postgres::PgConnectOptions,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions,
 };
 
 use super::PgOptions;
@@ -26,13 +25,17 @@ pub enum PgConnectError {
     #[error("the store's URL cannot be read")]
     Url(#[source] sqlx::Error),
     /// The schema's name cannot be used.
-    #[error("`{0}` cannot be the name of a schema: letters, digits and `_`, at most 63, no digit first")]
+    #[error(
+        "`{0}` cannot be the name of a schema: letters, digits and `_`, at most 63, no digit first"
+    )]
     Schema(String),
     /// The server is too old.
     #[error("the server is PostgreSQL {0}; 13 or later is needed")]
     Old(String),
     /// Written by a newer version.
-    #[error("schema {schema} has version {found}, and this version knows {known}; use a newer onceward")]
+    #[error(
+        "schema {schema} has version {found}, and this version knows {known}; use a newer onceward"
+    )]
     Newer {
         /// The schema.
         schema: String,
@@ -187,17 +190,13 @@ async fn version_of(
         return Ok(None);
     }
     let sql = in_schema("SELECT coalesce(max(version), 0) FROM onceward.migrations", schema);
-    let version: i32 =
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    let version: i32 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await?;
     Ok(Some(u32::try_from(version).unwrap_or(0)))
 }
 
 /// All in one transaction, under a lock that ends with it: processes that start together do it one
 /// after the other, and a crash leaves the schema as it was.
-async fn migrate(
-    connection: &mut PgConnection,
-    options: &PgOptions,
-) -> Result<(), PgConnectError> {
+async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(), PgConnectError> {
     let schema = &*options.schema;
     let known = MIGRATIONS.len() as u32;
     let found = version_of(connection, schema).await?;

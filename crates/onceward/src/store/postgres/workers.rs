@@ -35,21 +35,16 @@ pub(super) async fn fetch(
     }
 }
 
-pub(super) async fn audit(
-    link: &mut Link,
-    id: RecordId,
-) -> Result<Vec<AuditRecord>, StoreError> {
-    let bind = |link: &Link| {
-        call(&link.statements.audit).bind(id.scope.as_str()).bind(id.key.as_str())
-    };
+pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditRecord>, StoreError> {
+    let bind =
+        |link: &Link| call(&link.statements.audit).bind(id.scope.as_str()).bind(id.key.as_str());
     let rows = fetch(link, bind).await?;
     rows.iter().map(|row| read_audit(row, &id).map_err(damaged)).collect()
 }
 
 pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, StoreError> {
     let most = i32::try_from(limit).unwrap_or(i32::MAX);
-    let rows =
-        fetch(link, |link| call(&link.statements.sweep).bind(link.now()).bind(most)).await?;
+    let rows = fetch(link, |link| call(&link.statements.sweep).bind(link.now()).bind(most)).await?;
     rows.iter().map(|row| read_swept(row).ok_or_else(unreadable)).collect()
 }
 
@@ -87,18 +82,13 @@ pub(super) async fn check_identity(
     link: &mut Link,
     identity: Identity,
 ) -> Result<IdentityCheck, StoreError> {
-    let bind =
-        |link: &Link| call(&link.statements.check_identity).bind(identity.as_str());
+    let bind = |link: &Link| call(&link.statements.check_identity).bind(identity.as_str());
     let rows = fetch(link, bind).await?;
     let same: bool = rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(unreadable)?;
     Ok(if same { IdentityCheck::Same } else { IdentityCheck::Different })
 }
 
-pub(super) async fn accept_identity(
-    link: &mut Link,
-    identity: Identity,
-) -> Result<(), StoreError> {
-    let bind =
-        |link: &Link| call(&link.statements.accept_identity).bind(identity.as_str());
+pub(super) async fn accept_identity(link: &mut Link, identity: Identity) -> Result<(), StoreError> {
+    let bind = |link: &Link| call(&link.statements.accept_identity).bind(identity.as_str());
     fetch(link, bind).await.map(drop)
 }
