@@ -245,6 +245,8 @@ macro_rules! __store_suite_cases {
                 a_reserve_and_its_repetition_in_every_order
                 a_reserve_and_a_complete_in_every_order
                 a_takeover_and_a_late_complete_in_every_order
+                a_takeover_and_a_late_step_in_every_order
+                an_intent_and_a_sweep_in_every_order
                 a_complete_and_a_sweep_in_every_order
                 a_renew_and_a_sweep_in_every_order
                 a_resolve_and_a_late_complete_in_every_order
