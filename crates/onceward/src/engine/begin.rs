@@ -209,6 +209,7 @@ impl Engine {
             route: record.route.clone(),
             method: record.method.clone(),
             path: record.path.clone(),
+            request: None,
         };
         let reservation = Reservation::Occupied { record, lease_ran_out: false };
         machine::decide(reservation, &ask, self.clock.now())

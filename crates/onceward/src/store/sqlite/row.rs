@@ -11,7 +11,10 @@ use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     key::Key,
-    record::{AttemptId, AuditEvent, AuditRecord, Effects, Fence, Record, RecordId, State},
+    record::{
+        AttemptId, AuditEvent, AuditRecord, Effects, Fence, OpenEffect, Progress, Record, RecordId,
+        State,
+    },
     reply::{Reply, ReplyBody},
     scope::Scope,
 };
@@ -21,7 +24,7 @@ type Values<'q> = Query<'q, Sqlite, SqliteArguments>;
 /// A row that is not what we wrote.
 #[derive(Debug, thiserror::Error)]
 #[error("column {0} cannot be read")]
-pub(super) struct BadRow(&'static str);
+pub(super) struct BadRow(pub(super) &'static str);
 
 /// The columns of a record, in the order of [`bind_record`] and [`read_record`].
 macro_rules! record_columns {
@@ -36,13 +39,14 @@ macro_rules! rest_columns {
     () => {
         "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
-         expires_at, retention, purge_at, last_error, reconcile_after, void, reply_status, \
-         reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest"
+         expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
+         open_effect, effect_idempotent, reply_status, reply_headers, reply_schema, \
+         reply_encoding, reply_length, reply_body, reply_digest"
     };
 }
 pub(super) use rest_columns;
 
-pub(super) const RECORD_COLUMN_COUNT: usize = 31;
+pub(super) const RECORD_COLUMN_COUNT: usize = 34;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     bind_rest(bind_id(values, &record.id), record)
@@ -77,7 +81,15 @@ pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
         .bind(record.last_error.as_deref().map(str::to_owned))
         .bind(record.reconcile_after.map(Timestamp::as_micros))
         .bind(i64::from(record.void));
-    bind_reply(values, record.reply.as_ref())
+    bind_reply(bind_progress(values, &record.progress), record.reply.as_ref())
+}
+
+pub(super) fn bind_progress<'q>(values: Values<'q>, progress: &Progress) -> Values<'q> {
+    let open = progress.open_effect.as_ref();
+    values
+        .bind(progress.recovery_point.as_deref().map(str::to_owned))
+        .bind(open.map(|effect| effect.name.to_string()))
+        .bind(open.map(|effect| i64::from(effect.idempotent)))
 }
 
 pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<'q> {
@@ -169,6 +181,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
         last_error: None,
         reconcile_after: None,
         void: false,
+        progress: Progress::default(),
         reply: None,
     };
     let purge_at = columns.time("purge_at")?;
@@ -178,11 +191,8 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     }
     record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
     record.reconcile_after = columns.optional_time("reconcile_after")?;
-    record.void = match columns.integer("void")? {
-        0 => false,
-        1 => true,
-        _ => return Err(BadRow("void")),
-    };
+    record.void = columns.flag("void")?;
+    record.progress = columns.progress()?;
     record.reply = columns.reply()?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {
@@ -206,13 +216,13 @@ pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
 }
 
 /// Reads a row column by column, in order.
-struct Columns<'r> {
-    row: &'r SqliteRow,
-    next: usize,
+pub(super) struct Columns<'r> {
+    pub(super) row: &'r SqliteRow,
+    pub(super) next: usize,
 }
 
 impl<'r> Columns<'r> {
-    fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
+    pub(super) fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
     where
         T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
     {
@@ -221,7 +231,7 @@ impl<'r> Columns<'r> {
         self.row.try_get(column).map_err(|_| BadRow(name))
     }
 
-    fn id(&mut self) -> Result<RecordId, BadRow> {
+    pub(super) fn id(&mut self) -> Result<RecordId, BadRow> {
         let scope = Scope::new(self.text("scope")?).map_err(|_| BadRow("scope"))?;
         let key = Key::new(self.text("key")?).map_err(|_| BadRow("key"))?;
         Ok(RecordId { scope, key })
@@ -235,7 +245,7 @@ impl<'r> Columns<'r> {
         self.get::<Option<T>>(name)?.ok_or(BadRow(name))
     }
 
-    fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
+    pub(super) fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
         self.present(name)
     }
 
@@ -243,7 +253,7 @@ impl<'r> Columns<'r> {
         self.present(name)
     }
 
-    fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
+    pub(super) fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
         self.integer(name)?.try_into().map_err(|_| BadRow(name))
     }
 
@@ -261,6 +271,26 @@ impl<'r> Columns<'r> {
 
     fn duration(&mut self, name: &'static str) -> Result<Duration, BadRow> {
         self.number(name).map(Duration::from_micros)
+    }
+
+    fn flag(&mut self, name: &'static str) -> Result<bool, BadRow> {
+        flag(self.integer(name)?, name)
+    }
+
+    fn progress(&mut self) -> Result<Progress, BadRow> {
+        let recovery_point: Option<&str> = self.get("recovery_point")?;
+        let open: Option<&str> = self.get("open_effect")?;
+        let idempotent: Option<i64> = self.get("effect_idempotent")?;
+        let open_effect = match (open, idempotent) {
+            (None, None) => None,
+            (Some(name), Some(idempotent)) => {
+                let idempotent = flag(idempotent, "effect_idempotent")?;
+                Some(OpenEffect { name: name.into(), idempotent })
+            }
+            // Half an open effect is not "none open".
+            _ => return Err(BadRow("open_effect")),
+        };
+        Ok(Progress { recovery_point: recovery_point.map(Into::into), open_effect })
     }
 
     fn reply(&mut self) -> Result<Option<Reply>, BadRow> {
@@ -322,6 +352,14 @@ fn digest(reply: &Reply) -> [u8; 8] {
     hash.first_chunk().copied().unwrap_or_default()
 }
 
+fn flag(number: i64, name: &'static str) -> Result<bool, BadRow> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(BadRow(name)),
+    }
+}
+
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
@@ -330,7 +368,7 @@ fn micros(duration: Duration) -> i64 {
 const HEADERS_VERSION: u8 = 1;
 
 /// Each header as two strings with their lengths in front: no character needs escaping.
-fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
+pub(super) fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
     let mut encoded = vec![HEADERS_VERSION];
     for (name, value) in headers {
         for part in [name.as_str().as_bytes(), value.as_bytes()] {
@@ -341,7 +379,7 @@ fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
     encoded
 }
 
-fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
+pub(super) fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
     let (version, mut rest) = encoded.split_first()?;
     if *version != HEADERS_VERSION {
         return None;
