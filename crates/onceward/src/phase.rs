@@ -10,11 +10,7 @@
 //! call was made: it is made again only if its downstream was declared idempotent, under the same
 //! key; else the outcome is unknown.
 
-use std::{
-    convert::Infallible,
-    fmt,
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -263,7 +259,7 @@ impl Operation {
     }
 
     /// The lease, if this attempt may still act on it.
-    pub(crate) fn held(&self) -> Result<std::sync::Arc<Lease>, Failure> {
+    pub(crate) fn held(&self) -> Result<Arc<Lease>, Failure> {
         let lease = self.lease().filter(|_| self.may_act());
         lease.ok_or(Failure::LeaseOver)
     }

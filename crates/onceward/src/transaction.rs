@@ -87,7 +87,7 @@ pub(crate) mod sealed {
     }
 }
 
-use sealed::NotWritten;
+use sealed::{Connection as _, NotWritten};
 
 /// Why a transaction did not complete its operation.
 #[derive(Debug, thiserror::Error)]
@@ -251,13 +251,12 @@ impl Operation {
             roll_back(tx).await;
             return Err(error.with_work());
         }
-        match tx.commit().await {
-            Ok(()) => Ok(reply),
-            Err(error) => match self.was_completed(error).await {
-                Ok(()) => Ok(reply),
-                Err(error) => Err(error.with_work()),
-            },
+        edge!(Written, "reply");
+        if let Err(error) = tx.commit().await {
+            self.was_completed(error).await.map_err(TransactionError::with_work)?;
         }
+        edge!(Saved, "reply");
+        Ok(reply)
     }
 
     /// Does one step of a phased operation in a transaction of its own, which also saves its result.

@@ -71,13 +71,13 @@ impl Engine {
                 continue;
             };
             resumed.taken += 1;
-            at_work.push(self.resume(&record, policy, handler(request, policy)));
+            at_work.push(self.resume(record, policy, handler(request, policy)));
         }
         join_all(at_work).await;
         Ok(resumed)
     }
 
-    async fn resume<H: Handler>(&self, record: &Record, policy: &Arc<Policy>, handler: H) {
+    async fn resume<H: Handler>(&self, record: Box<Record>, policy: &Arc<Policy>, handler: H) {
         let span = info_span!(
             "onceward.resume",
             route = &*policy.name,
