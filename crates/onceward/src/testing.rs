@@ -19,6 +19,7 @@ mod random;
 pub mod samples;
 mod faulty;
 mod gate;
+pub(crate) mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -26,4 +27,5 @@ pub use faulty::{Fault, FaultyStore, StoreCall};
 pub use gate::{Gate, GatedStore, Paused, Point};
 pub use harness::{Fresh, Harness, run};
 pub use model::Model;
+pub use steps::{Disturbance, Edge, Ended, Rehearsal, Stage, Trial};
 pub use random::{Disagreement, Seed, run as run_random};

@@ -35,6 +35,7 @@ mod error;
 mod open;
 mod row;
 mod sql;
+mod within;
 mod writer;
 
 use beside::Beside;
@@ -80,13 +81,15 @@ pub struct SqliteStore {
     /// Ends with the writer, after it closed the file.
     writer: watch::Receiver<()>,
     stats: Arc<Stats>,
-    clock: Arc<dyn Clock>,
+    database: SqliteDatabase,
 }
 
 /// The file of a [`SqliteStore`], for transactions of the user's own in it.
 #[derive(Clone, Debug)]
 pub struct SqliteDatabase {
     clock: Arc<dyn Clock>,
+    /// Which file it is, as the system tells files apart.
+    file: Option<(u64, u64)>,
 }
 
 impl SqliteDatabase {
@@ -122,10 +125,11 @@ impl SqliteStore {
         let connection = open::open(&mut options).await?;
         let stats = Arc::new(Stats::default());
         let clock = Arc::clone(&options.clock);
+        let database = SqliteDatabase { clock, file: open::file_at(&options.path) };
         let (work, line) = mpsc::channel(LINE_MAX);
         let (alive, writer) = watch::channel(());
         tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line, alive));
-        Ok(SqliteStore { work, writer, stats, clock })
+        Ok(SqliteStore { work, writer, stats, database })
     }
 
     /// Finishes what stands in line, and closes the file. Later calls fail.
@@ -252,11 +256,7 @@ where
 
 impl Store for SqliteStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        self.step_beside(ask.id.clone(), None, move |found, _, now| {
-            let step = machine::reserve(found, &ask, now);
-            let kept = ask.request.clone().filter(|_| machine::keeps_request(&step.answer));
-            (step, kept.map(Beside::Request))
-        })
+        self.step_beside(ask.id.clone(), None, move |found, _, now| beside::reserve(found, &ask, now))
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
@@ -274,14 +274,7 @@ impl Store for SqliteStore {
         let guard = Lease { id: lease.id.clone(), ..*lease };
         let name = Some(advance.name().into());
         self.step_beside(lease.id.clone(), name, move |found, saved, _| {
-            let step = machine::advance(found, &guard, &advance, saved);
-            let kept = match (&step.answer, &advance) {
-                (Advanced::Applied, Advance::Save { name, result }) => {
-                    Some(Beside::Step(SavedStep { name: name.clone(), result: result.clone() }))
-                }
-                _ => None,
-            };
-            (step, kept)
+            beside::advance(found, &guard, &advance, saved)
         })
     }
 
@@ -336,6 +329,6 @@ impl Store for SqliteStore {
     }
 
     fn database(&self) -> Option<Database> {
-        Some(Database::Sqlite(SqliteDatabase { clock: Arc::clone(&self.clock) }))
+        Some(Database::Sqlite(self.database.clone()))
     }
 }

@@ -18,7 +18,7 @@ use super::{
     beside::Gathered,
     error::{self, Moment, STORE, store_error},
     open,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_id, bind_record, read_audit, read_record},
     sql::{AUDIT, LOAD, PUTS, REMEMBER},
 };
 use crate::{
@@ -74,6 +74,50 @@ pub(super) struct Changes<'a> {
     pub(super) removed: &'a [&'a RecordId],
     pub(super) audits: &'a [AuditRecord],
     pub(super) beside: Gathered,
+}
+
+impl Changes<'_> {
+    /// Writes them in the transaction that the connection is in.
+    pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
+        let mut rest = self.puts;
+        for (rows, sql) in PUTS {
+            while let Some((chunk, after)) = rest.split_at_checked(rows) {
+                let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
+                query.execute(&mut *connection).await?;
+                rest = after;
+            }
+        }
+        for id in self.removed {
+            let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
+            bind_id(query, id).execute(&mut *connection).await?;
+        }
+        // After the records: the triggers of those that came to rest have done their part.
+        self.beside.write(&mut *connection).await?;
+        for audit in self.audits {
+            bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The query for these records.
+pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
+    let names: Vec<[&str; 2]> = ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
+    sqlx::query(LOAD).bind(serde_json::to_string(&names).unwrap_or_default())
+}
+
+/// What [`load`] found. A record that cannot be read is not taken for none.
+pub(super) fn loaded(ids: &[RecordId], rows: &[SqliteRow]) -> HashMap<RecordId, Result<Record, ()>> {
+    let mut found = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
+        let index = index.and_then(|index| usize::try_from(index).ok());
+        if let Some(id) = index.and_then(|index| ids.get(index)) {
+            let record = read_record(row).ok().filter(|record| record.id == *id);
+            found.insert(id.clone(), record.ok_or(()));
+        }
+    }
+    found
 }
 
 pub(super) fn before(error: sqlx::Error) -> Failure {
@@ -228,20 +272,8 @@ impl Writer {
         &mut self,
         ids: Vec<RecordId>,
     ) -> Outcome<HashMap<RecordId, Result<Record, ()>>> {
-        let names: Vec<[&str; 2]> =
-            ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
-        let names = serde_json::to_string(&names).unwrap_or_default();
-        let rows = self.begin_and_fetch(sqlx::query(LOAD).bind(names)).await?;
-        let mut found = HashMap::with_capacity(rows.len());
-        for row in rows {
-            let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
-            let index = index.and_then(|index| usize::try_from(index).ok());
-            if let Some(id) = index.and_then(|index| ids.get(index)) {
-                let record = read_record(&row).ok().filter(|record| record.id == *id);
-                found.insert(id.clone(), record.ok_or(()));
-            }
-        }
-        Ok(found)
+        let rows = self.begin_and_fetch(load(&ids)).await?;
+        Ok(loaded(&ids, &rows))
     }
 
     pub(super) async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
@@ -257,32 +289,11 @@ impl Writer {
     }
 
     pub(super) async fn write_and_commit(&mut self, changes: Changes<'_>) -> Outcome<()> {
-        let Changes { puts, removed, audits, beside } = changes;
+        let (puts, removed) = (changes.puts, changes.removed);
         let Some(connection) = &mut self.connection else {
             return Err(before(sqlx::Error::WorkerCrashed));
         };
-        let written = async {
-            let mut rest = puts;
-            for (rows, sql) in PUTS {
-                while let Some((chunk, after)) = rest.split_at_checked(rows) {
-                    let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
-                    query.execute(&mut *connection).await?;
-                    rest = after;
-                }
-            }
-            for id in removed {
-                let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
-                let query = query.bind(id.scope.as_str().to_owned());
-                query.bind(id.key.as_str().to_owned()).execute(&mut *connection).await?;
-            }
-            // After the records: the triggers of those that came to rest have done their part.
-            beside.write(&mut *connection).await?;
-            for audit in audits {
-                bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
-            }
-            Ok(())
-        };
-        if let Err(error) = written.await {
+        if let Err(error) = changes.write(&mut *connection).await {
             return Err(self.roll_back(before(error)).await);
         }
         let committed = sqlx::query("COMMIT").execute(&mut *connection).await;
@@ -434,6 +445,6 @@ fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError
     steps.into_iter().zip(committed).for_each(|(step, committed)| step.answer(committed));
 }
 
-fn damaged_record() -> StoreError {
+pub(super) fn damaged_record() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged")
 }
