@@ -21,15 +21,17 @@ use crate::{
 pub trait Transactional: sealed::Connection {}
 
 /// A database whose transactions records may take part in.
-pub trait TransactionalDatabase:
-    sqlx::Database<Connection: Transactional> + sealed::Begin
-{
-}
+pub trait TransactionalDatabase: sqlx::Database<Connection: Transactional> + sealed::Begin {}
 
 #[cfg(feature = "sqlite")]
 impl Transactional for sqlx::SqliteConnection {}
 #[cfg(feature = "sqlite")]
 impl TransactionalDatabase for sqlx::Sqlite {}
+
+#[cfg(feature = "postgres")]
+impl Transactional for sqlx::PgConnection {}
+#[cfg(feature = "postgres")]
+impl TransactionalDatabase for sqlx::Postgres {}
 
 /// Nobody else can say how records are written into a transaction.
 pub(crate) mod sealed {
@@ -450,6 +452,7 @@ async fn roll_back<D: TransactionalDatabase>(tx: Transaction<'static, D>) {
 }
 
 fn not_committed(what: &'static str, error: sqlx::Error) -> Failure {
-    let error = StoreError::new(StoreErrorKind::Unavailable, "transaction", what).with_source(error);
+    let error =
+        StoreError::new(StoreErrorKind::Unavailable, "transaction", what).with_source(error);
     Failure::Store(error)
 }

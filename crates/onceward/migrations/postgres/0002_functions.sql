@@ -18,12 +18,13 @@ $$;
 
 -- Takes what is absent, and returns what is in the way. What would have to be changed to be taken
 -- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
--- by somebody else just now: the caller asks again.
+-- by somebody else just now: the caller asks again. A batch hardly waits for transactions that are on
+-- their way; one that is alone may have more patience.
 CREATE FUNCTION onceward.reserve(
     at bigint, scopes text[], keys text[], recipes integer[], fingerprints bytea[],
     attempts uuid[], modes text[], leases bigint[], max_executions bigint[], retentions bigint[],
     tombstones bigint[], effects text[], routes text[], methods text[], paths text[],
-    requests bytea[]
+    requests bytea[], patience text
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -39,6 +40,9 @@ DECLARE
     t bigint := onceward.micros(reserve.at);
     seen bigint;
 BEGIN
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
     RETURN QUERY
     SELECT a.position::integer,
            CASE WHEN r.attempt <> a.attempt AND r.state <> 'expired'
@@ -107,11 +111,42 @@ BEGIN
 END
 $$;
 
--- What an attempt writes to a record that it holds: 'renew', 'complete', 'release', 'unknown'. Returns
--- the attempts whose write was applied; the others are looked at one by one.
+-- Moves lease ends on, of records that are held by these attempts. A row that is locked is skipped:
+-- its own transaction may be open for long. Returns the attempts whose lease was renewed.
+CREATE FUNCTION onceward.renew(
+    at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], leases bigint[]
+) RETURNS SETOF uuid
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(renew.at);
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT r.record_id, a.lease
+        FROM unnest(scopes, keys, attempts, fences, leases) AS a (scope, key, attempt, fence, lease)
+        JOIN onceward.records r ON r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt
+                               AND r.fence = a.fence AND r.state = 'in_progress'
+        FOR UPDATE OF r SKIP LOCKED
+    )
+    UPDATE onceward.records r SET lease_until = greatest(r.lease_until, onceward.plus(t, h.lease))
+    FROM held h WHERE r.record_id = h.record_id
+    RETURNING r.attempt;
+END
+$$;
+
+-- What an attempt writes to a record that it holds: 'complete', 'release' or 'unknown'. Returns the
+-- attempts whose write was applied; the others are looked at one by one.
 CREATE FUNCTION onceward.write(
     at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
-    leases bigint[], reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
+    reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
     bodies bytea[]
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE
@@ -131,19 +166,16 @@ BEGIN
     WITH written AS (
         UPDATE onceward.records AS r SET
             state = CASE a.kind WHEN 'complete' THEN 'completed' WHEN 'release' THEN 'failed_retryable'
-                                WHEN 'unknown' THEN 'unknown' ELSE r.state END,
-            lease_until = CASE a.kind WHEN 'renew' THEN greatest(r.lease_until, onceward.plus(t, a.lease))
-                                      ELSE r.lease_until END,
-            finished_at = CASE WHEN a.kind IN ('complete', 'release') THEN t ELSE r.finished_at END,
-            expires_at = CASE WHEN a.kind IN ('complete', 'release') THEN onceward.plus(t, r.retention)
-                              ELSE r.expires_at END,
-            last_error = CASE a.kind WHEN 'complete' THEN NULL WHEN 'renew' THEN r.last_error
-                                     ELSE a.reason END,
+                                ELSE 'unknown' END,
+            finished_at = CASE a.kind WHEN 'unknown' THEN r.finished_at ELSE t END,
+            expires_at = CASE a.kind WHEN 'unknown' THEN r.expires_at
+                                     ELSE onceward.plus(t, r.retention) END,
+            last_error = a.reason,
             reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
             reply_status = CASE a.kind WHEN 'complete' THEN a.status END
-        FROM unnest(scopes, keys, attempts, fences, kinds, leases, reasons, statuses, headers,
+        FROM unnest(scopes, keys, attempts, fences, kinds, reasons, statuses, headers,
                     schema_versions, bodies)
-             AS a (scope, key, attempt, fence, kind, lease, reason, status, headers, schema_version,
+             AS a (scope, key, attempt, fence, kind, reason, status, headers, schema_version,
                    body)
         WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt AND r.fence = a.fence
           AND r.state = 'in_progress'
@@ -156,7 +188,7 @@ BEGIN
         WHERE w.kind = 'complete'
     ), unlisted AS (
         DELETE FROM onceward.leases l USING written w
-        WHERE w.kind <> 'renew' AND l.check_at = w.check_at AND l.record_id = w.record_id
+        WHERE l.check_at = w.check_at AND l.record_id = w.record_id
     ), forgotten AS (
         DELETE FROM onceward.requests q USING written w
         WHERE w.kind IN ('complete', 'release') AND w.effects = 'phased'

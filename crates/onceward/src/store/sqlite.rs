@@ -256,7 +256,9 @@ where
 
 impl Store for SqliteStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        self.step_beside(ask.id.clone(), None, move |found, _, now| beside::reserve(found, &ask, now))
+        self.step_beside(ask.id.clone(), None, move |found, _, now| {
+            beside::reserve(found, &ask, now)
+        })
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {

@@ -63,6 +63,8 @@ pub enum PgConnectError {
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) reserve: Arc<str>,
+    pub(super) reserve_within: Arc<str>,
+    pub(super) renew: Arc<str>,
     pub(super) write: Arc<str>,
     pub(super) load: Arc<str>,
     pub(super) change: Arc<str>,
@@ -81,13 +83,17 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
+        let reserve = "onceward.reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
+                       $14, $15, $16, $17)";
         Statements {
-            reserve: named(
-                "SELECT * FROM onceward.reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, \
-                 $13, $14, $15, $16)",
-            ),
+            reserve: named(&format!("SELECT * FROM {reserve}")),
+            reserve_within: named(&format!(
+                "SELECT *, (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
+                 FROM {reserve}"
+            )),
+            renew: named("SELECT * FROM onceward.renew($1, $2, $3, $4, $5, $6)"),
             write: named(
-                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(
@@ -149,8 +155,9 @@ pub(super) async fn connect(options: &PgOptions) -> Result<PgConnection, sqlx::E
     connect.connect().await
 }
 
-/// Connects once, and sees to it that the schema is there and of this version.
-pub(super) async fn prepare(options: &PgOptions) -> Result<(), PgConnectError> {
+/// Connects once, and sees to it that the schema is there and of this version. Returns the name that
+/// the store has, which no other one has.
+pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectError> {
     let schema = &options.schema;
     let name_is_good = schema.len() <= 63
         && schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
@@ -162,11 +169,23 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<(), PgConnectError> {
     let mut connection = connect(options).await?;
     let checked = match old_server(&mut connection).await? {
         Some(version) => Err(PgConnectError::Old(version)),
-        None => migrate(&mut connection, options).await,
+        None => match migrate(&mut connection, options).await {
+            Ok(()) => Ok(name_of(&mut connection, options).await?),
+            Err(error) => Err(error),
+        },
     };
     // The connection is not used again, and with it ends whatever was begun on it.
     let _ = connection.close().await;
     checked
+}
+
+async fn name_of(
+    connection: &mut PgConnection,
+    options: &PgOptions,
+) -> Result<Arc<str>, sqlx::Error> {
+    let sql = in_schema("SELECT value FROM onceward.meta WHERE name = 'name'", &options.schema);
+    let name: String = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    Ok(name.into())
 }
 
 async fn old_server(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
@@ -219,7 +238,8 @@ async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(
             "CREATE SCHEMA IF NOT EXISTS \"{schema}\"; \
              CREATE TABLE \"{schema}\".migrations (\
                  version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()); \
-             CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL);"
+             CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL); \
+             INSERT INTO \"{schema}\".meta VALUES ('name', gen_random_uuid()::text);"
         );
         sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
     }

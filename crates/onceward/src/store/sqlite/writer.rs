@@ -107,7 +107,10 @@ pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
 }
 
 /// What [`load`] found. A record that cannot be read is not taken for none.
-pub(super) fn loaded(ids: &[RecordId], rows: &[SqliteRow]) -> HashMap<RecordId, Result<Record, ()>> {
+pub(super) fn loaded(
+    ids: &[RecordId],
+    rows: &[SqliteRow],
+) -> HashMap<RecordId, Result<Record, ()>> {
     let mut found = HashMap::with_capacity(rows.len());
     for row in rows {
         let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
