@@ -24,6 +24,13 @@ pub static ONCEWARD_EXECUTED: HeaderName = HeaderName::from_static("onceward-exe
 /// Which attempt of this generation a handler sees, from the second on.
 pub static ONCEWARD_ATTEMPT: HeaderName = HeaderName::from_static("onceward-attempt");
 
+/// What an upstream hands on to the SQL functions, so that it may complete its own operation.
+pub static ONCEWARD_OPERATION: HeaderName = HeaderName::from_static("onceward-operation");
+/// The random id of the attempt that an upstream sees.
+pub static ONCEWARD_ATTEMPT_ID: HeaderName = HeaderName::from_static("onceward-attempt-id");
+/// The fence of the attempt that an upstream sees.
+pub static ONCEWARD_FENCE: HeaderName = HeaderName::from_static("onceward-fence");
+
 /// A stored answer. Sent again, it is the same bytes every time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {

@@ -12,6 +12,7 @@ use super::PgOptions;
 const MIGRATIONS: [&str; 1] = [concat!(
     include_str!("../../../migrations/postgres/0001_records.sql"),
     include_str!("../../../migrations/postgres/0002_functions.sql"),
+    include_str!("../../../migrations/postgres/0003_contract.sql"),
 )];
 
 /// The oldest server that is known to do: 13.
