@@ -185,7 +185,7 @@ async fn a_store_that_forgets_headers_is_found_and_the_script_is_short() {
 #[tokio::test]
 async fn a_store_that_is_wrong_about_steps_is_found_and_the_script_is_short() {
     for (bug, most) in
-        [(Bug::StepsIgnoreTheFence, 2), (Bug::ForgetsResults, 2), (Bug::ForgetsRequests, 2)]
+        [(Bug::StepsIgnoreTheFence, 4), (Bug::ForgetsResults, 4), (Bug::ForgetsRequests, 4)]
     {
         let found = random_run(bug).await.expect_err("the bug is found");
         assert!(found.len() <= most, "{bug:?}: {found}");
