@@ -292,7 +292,7 @@ async fn lost_answers_to_the_steps_of_an_effect_are_asked_for_again() {
             let told = service.charge(KEY).await.says();
             // A call that never answers takes all the time there is.
             let expected = match (call, fault) {
-                (StoreCall::Intend, Fault::HangsAfter) => says(500, "suspended"),
+                (StoreCall::Intend, Fault::HangsAfter) => says(500, "not_executed"),
                 (_, Fault::HangsAfter) => says(502, "outcome_unknown"),
                 _ => says(200, "executed"),
             };
