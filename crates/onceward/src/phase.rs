@@ -241,11 +241,7 @@ impl Operation {
         Ok(())
     }
 
-    pub(crate) fn enter(
-        &self,
-        step: Step,
-        name: &str,
-    ) -> Result<AtWork<'_>, Failure> {
+    pub(crate) fn enter(&self, step: Step, name: &str) -> Result<AtWork<'_>, Failure> {
         if self.context().policy.effects != Effects::Phased {
             return Err(Misuse::NotPhased.into());
         }

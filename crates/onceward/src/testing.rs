@@ -27,5 +27,5 @@ pub use faulty::{Fault, FaultyStore, StoreCall};
 pub use gate::{Gate, GatedStore, Paused, Point};
 pub use harness::{Fresh, Harness, run};
 pub use model::Model;
-pub use steps::{Disturbance, Edge, Ended, Rehearsal, Stage, Trial};
 pub use random::{Disagreement, Seed, run as run_random};
+pub use steps::{Disturbance, Edge, Ended, Rehearsal, Stage, Trial};
