@@ -31,12 +31,20 @@ pub(crate) enum Taken {
     /// This record.
     By(Box<Record>),
     /// Somebody's transaction, for longer than one waits.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "postgres")),
+        expect(dead_code, reason = "only transactions use it")
+    )]
     Locked,
 }
 
 /// The kinds of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "postgres")),
+        expect(dead_code, reason = "only transactions use it")
+    )]
     Phase,
     Effect,
 }
@@ -50,7 +58,7 @@ impl Account {
         }
     }
 
-    fn begin(&mut self, step: Step, name: &str) -> Result<(), Misuse> {
+    fn begin(&mut self, step: Step, name: &str, is_saved: bool) -> Result<(), Misuse> {
         if self.finished.contains(name) {
             return Err(Misuse::NameUsedTwice);
         }
@@ -59,9 +67,11 @@ impl Account {
             Some(Step::Effect) => return Err(Misuse::EffectIsOpen),
             None => {}
         }
-        // The very effect may be called again, if its downstream can tell.
-        let may_go_on =
-            |open: &OpenEffect| step == Step::Effect && *open.name == *name && open.idempotent;
+        // What has its result does nothing. The very effect may be called again, if its downstream
+        // can tell.
+        let may_go_on = |open: &OpenEffect| {
+            is_saved || step == Step::Effect && *open.name == *name && open.idempotent
+        };
         if self.open_effect.as_ref().is_some_and(|open| !may_go_on(open)) {
             return Err(Misuse::EffectIsOpen);
         }
@@ -83,7 +93,7 @@ impl Drop for AtWork<'_> {
 impl Operation {
     /// Begins a step. Steps come one after the other, and each name has one result.
     pub(crate) fn begin_step(&self, step: Step, name: &str) -> Result<AtWork<'_>, Misuse> {
-        self.account().begin(step, name)?;
+        self.account().begin(step, name, self.saved(name).is_some())?;
         Ok(AtWork(self))
     }
 

@@ -8,9 +8,9 @@ use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, Transaction};
 use super::{
     SqliteDatabase,
     beside::{self, Beside, Gathered},
+    changes::{Changes, damaged_record, load, loaded},
     error::{self, Moment},
     open,
-    writer::{Changes, damaged_record, load, loaded},
 };
 use crate::{
     clock::Timestamp,
