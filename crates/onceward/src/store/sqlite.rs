@@ -32,11 +32,14 @@ mod alone;
 mod due;
 mod error;
 mod open;
+mod outbox;
 mod row;
 mod sql;
+mod statement;
 mod writer;
 
 pub use open::OpenError;
+pub(crate) use outbox::stage_in;
 #[cfg(feature = "testing")]
 pub(crate) use row::fuzz::fuzz_record;
 use writer::{Work, Writer};

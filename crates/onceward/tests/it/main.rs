@@ -14,6 +14,7 @@ mod fuzzing;
 mod in_flight;
 mod lease;
 mod observed;
+mod outbox;
 mod outcomes;
 mod problems;
 mod processes;

@@ -21,7 +21,7 @@ type Values<'q> = Query<'q, Sqlite, SqliteArguments>;
 /// A row that is not what we wrote.
 #[derive(Debug, thiserror::Error)]
 #[error("column {0} cannot be read")]
-pub(super) struct BadRow(&'static str);
+pub(super) struct BadRow(pub(super) &'static str);
 
 /// The columns of a record, in the order of [`bind_record`] and [`read_record`].
 macro_rules! record_columns {
@@ -142,7 +142,7 @@ fn decompressed(body: &[u8], length: usize) -> Option<Bytes> {
 }
 
 pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
-    let mut columns = Columns { row, next: 0 };
+    let mut columns = Columns::of(row);
     let id = columns.id()?;
     let recipe = columns.number("recipe")?;
     let digest = columns.bytes("fingerprint")?;
@@ -176,7 +176,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     if record.purge_at() != purge_at {
         return Err(BadRow("purge_at"));
     }
-    record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
+    record.last_error = columns.optional_text("last_error")?;
     record.reconcile_after = columns.optional_time("reconcile_after")?;
     record.void = match columns.integer("void")? {
         0 => false,
@@ -192,7 +192,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
 }
 
 pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
-    let mut columns = Columns { row, next: 0 };
+    let mut columns = Columns::of(row);
     Ok(AuditRecord {
         at: columns.time("at")?,
         id: columns.id()?,
@@ -206,12 +206,16 @@ pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
 }
 
 /// Reads a row column by column, in order.
-struct Columns<'r> {
+pub(super) struct Columns<'r> {
     row: &'r SqliteRow,
     next: usize,
 }
 
 impl<'r> Columns<'r> {
+    pub(super) fn of(row: &'r SqliteRow) -> Self {
+        Columns { row, next: 0 }
+    }
+
     fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
     where
         T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
@@ -221,7 +225,7 @@ impl<'r> Columns<'r> {
         self.row.try_get(column).map_err(|_| BadRow(name))
     }
 
-    fn id(&mut self) -> Result<RecordId, BadRow> {
+    pub(super) fn id(&mut self) -> Result<RecordId, BadRow> {
         let scope = Scope::new(self.text("scope")?).map_err(|_| BadRow("scope"))?;
         let key = Key::new(self.text("key")?).map_err(|_| BadRow("key"))?;
         Ok(RecordId { scope, key })
@@ -235,27 +239,46 @@ impl<'r> Columns<'r> {
         self.get::<Option<T>>(name)?.ok_or(BadRow(name))
     }
 
-    fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
+    pub(super) fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
         self.present(name)
     }
 
-    fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
+    pub(super) fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
         self.present(name)
     }
 
-    fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
+    pub(super) fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
         self.integer(name)?.try_into().map_err(|_| BadRow(name))
+    }
+
+    pub(super) fn optional_text(&mut self, name: &'static str) -> Result<Option<Box<str>>, BadRow> {
+        Ok(self.get::<Option<&str>>(name)?.map(Into::into))
+    }
+
+    pub(super) fn blob(&mut self, name: &'static str) -> Result<&'r [u8], BadRow> {
+        self.present(name)
+    }
+
+    pub(super) fn optional_bytes<const N: usize>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<[u8; N]>, BadRow> {
+        let bytes: Option<&[u8]> = self.get(name)?;
+        bytes.map(|bytes| bytes.try_into().map_err(|_| BadRow(name))).transpose()
     }
 
     fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
         self.present::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
     }
 
-    fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
+    pub(super) fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
         self.integer(name).map(Timestamp::from_micros)
     }
 
-    fn optional_time(&mut self, name: &'static str) -> Result<Option<Timestamp>, BadRow> {
+    pub(super) fn optional_time(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<Timestamp>, BadRow> {
         Ok(self.get::<Option<i64>>(name)?.map(Timestamp::from_micros))
     }
 

@@ -19,6 +19,7 @@ use super::{
     open,
     row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
     sql::{AUDIT, LOAD, PUTS, REMEMBER},
+    statement::PendingStatement,
 };
 use crate::{
     machine::Change,
@@ -32,6 +33,7 @@ type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 /// What can stand in line.
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
+    Statement(Box<dyn PendingStatement>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
@@ -70,7 +72,7 @@ fn before(error: sqlx::Error) -> Failure {
 
 impl Failure {
     /// The error for each of several callers, who cannot share one source.
-    fn for_each(&self) -> StoreError {
+    pub(super) fn for_each(&self) -> StoreError {
         let (kind, context) = error::meaning(&self.error, self.moment);
         StoreError::new(kind, STORE, context).with_source(self.error.to_string())
     }
@@ -100,15 +102,18 @@ impl Writer {
         // No timer: whatever stands in line when we come back goes together.
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
+            let mut statements = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
+                    Work::Statement(statement) => statements.push(statement),
                     Work::Close => line.close(),
                     other => others.push(other),
                 }
             }
             self.steps(steps).await;
+            self.statements(statements).await;
             for other in others {
                 self.other(other).await;
             }
@@ -338,7 +343,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Close => {
+            Work::Step(_) | Work::Statement(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }
