@@ -29,10 +29,10 @@ mod relay;
 mod http;
 
 pub use backoff::Backoff;
+#[cfg(feature = "worker")]
+pub use http::{BadSink, HttpSink};
 #[cfg(any(feature = "sqlite", feature = "testing"))]
 pub(crate) use message::Owner;
-#[cfg(feature = "worker")]
-//HTTP
 pub use message::{Message, MessageId, MessageState, StoredMessage};
 pub use relay::{Relay, Relayed};
 pub use sink::{Delivered, Delivery, Sink, SinkFuture};
