@@ -1,6 +1,6 @@
 //! The outbox: messages that are committed together with business rows, and delivered afterwards.
 //!
-//! A handler stages a message in its own transaction; if that commits, the message is there, else
+//! A handler stages a message in its own transaction (`Operation::stage`); if that commits, the message is there, else
 //! it never was. A [`Relay`] claims messages, hands each to its [`Sink`] under a key that stays the
 //! same however often it is delivered, and settles it.
 //!
@@ -25,6 +25,8 @@ mod message;
 mod sink;
 mod backoff;
 mod relay;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod stage;
 #[cfg(feature = "worker")]
 mod http;
 

@@ -30,7 +30,7 @@ use sql::{
 ///
 /// The record must be in progress under this attempt and fence. If it is not, nothing is staged, and
 /// the transaction must not commit.
-pub(crate) async fn stage_in(
+pub(super) async fn stage_in(
     connection: &mut SqliteConnection,
     owner: &Owner,
     message: &Message,
@@ -367,6 +367,3 @@ impl OutboxStore for SqliteStore {
         self.state(PurgeDone { older_than, limit })
     }
 }
-
-#[cfg(test)]
-mod tests;

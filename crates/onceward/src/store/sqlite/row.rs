@@ -11,7 +11,10 @@ use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     key::Key,
-    record::{AttemptId, AuditEvent, AuditRecord, Effects, Fence, Record, RecordId, State},
+    record::{
+        AttemptId, AuditEvent, AuditRecord, Effects, Fence, OpenEffect, Progress, Record, RecordId,
+        State,
+    },
     reply::{Reply, ReplyBody},
     scope::Scope,
 };
@@ -36,13 +39,14 @@ macro_rules! rest_columns {
     () => {
         "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
-         expires_at, retention, purge_at, last_error, reconcile_after, void, reply_status, \
-         reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest"
+         expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
+         open_effect, effect_idempotent, reply_status, reply_headers, reply_schema, \
+         reply_encoding, reply_length, reply_body, reply_digest"
     };
 }
 pub(super) use rest_columns;
 
-pub(super) const RECORD_COLUMN_COUNT: usize = 31;
+pub(super) const RECORD_COLUMN_COUNT: usize = 34;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     bind_rest(bind_id(values, &record.id), record)
@@ -77,7 +81,15 @@ pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
         .bind(record.last_error.as_deref().map(str::to_owned))
         .bind(record.reconcile_after.map(Timestamp::as_micros))
         .bind(i64::from(record.void));
-    bind_reply(values, record.reply.as_ref())
+    bind_reply(bind_progress(values, &record.progress), record.reply.as_ref())
+}
+
+pub(super) fn bind_progress<'q>(values: Values<'q>, progress: &Progress) -> Values<'q> {
+    let open = progress.open_effect.as_ref();
+    values
+        .bind(progress.recovery_point.as_deref().map(str::to_owned))
+        .bind(open.map(|effect| effect.name.to_string()))
+        .bind(open.map(|effect| i64::from(effect.idempotent)))
 }
 
 pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<'q> {
@@ -142,7 +154,7 @@ fn decompressed(body: &[u8], length: usize) -> Option<Bytes> {
 }
 
 pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
-    let mut columns = Columns::of(row);
+    let mut columns = Columns { row, next: 0 };
     let id = columns.id()?;
     let recipe = columns.number("recipe")?;
     let digest = columns.bytes("fingerprint")?;
@@ -169,6 +181,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
         last_error: None,
         reconcile_after: None,
         void: false,
+        progress: Progress::default(),
         reply: None,
     };
     let purge_at = columns.time("purge_at")?;
@@ -178,11 +191,8 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     }
     record.last_error = columns.optional_text("last_error")?;
     record.reconcile_after = columns.optional_time("reconcile_after")?;
-    record.void = match columns.integer("void")? {
-        0 => false,
-        1 => true,
-        _ => return Err(BadRow("void")),
-    };
+    record.void = columns.flag("void")?;
+    record.progress = columns.progress()?;
     record.reply = columns.reply()?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {
@@ -192,7 +202,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
 }
 
 pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
-    let mut columns = Columns::of(row);
+    let mut columns = Columns { row, next: 0 };
     Ok(AuditRecord {
         at: columns.time("at")?,
         id: columns.id()?,
@@ -207,16 +217,12 @@ pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
 
 /// Reads a row column by column, in order.
 pub(super) struct Columns<'r> {
-    row: &'r SqliteRow,
-    next: usize,
+    pub(super) row: &'r SqliteRow,
+    pub(super) next: usize,
 }
 
 impl<'r> Columns<'r> {
-    pub(super) fn of(row: &'r SqliteRow) -> Self {
-        Columns { row, next: 0 }
-    }
-
-    fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
+    pub(super) fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
     where
         T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
     {
@@ -286,6 +292,26 @@ impl<'r> Columns<'r> {
         self.number(name).map(Duration::from_micros)
     }
 
+    fn flag(&mut self, name: &'static str) -> Result<bool, BadRow> {
+        flag(self.integer(name)?, name)
+    }
+
+    fn progress(&mut self) -> Result<Progress, BadRow> {
+        let recovery_point: Option<&str> = self.get("recovery_point")?;
+        let open: Option<&str> = self.get("open_effect")?;
+        let idempotent: Option<i64> = self.get("effect_idempotent")?;
+        let open_effect = match (open, idempotent) {
+            (None, None) => None,
+            (Some(name), Some(idempotent)) => {
+                let idempotent = flag(idempotent, "effect_idempotent")?;
+                Some(OpenEffect { name: name.into(), idempotent })
+            }
+            // Half an open effect is not "none open".
+            _ => return Err(BadRow("open_effect")),
+        };
+        Ok(Progress { recovery_point: recovery_point.map(Into::into), open_effect })
+    }
+
     fn reply(&mut self) -> Result<Option<Reply>, BadRow> {
         let status: Option<i64> = self.get("reply_status")?;
         let headers: Option<&[u8]> = self.get("reply_headers")?;
@@ -345,6 +371,14 @@ fn digest(reply: &Reply) -> [u8; 8] {
     hash.first_chunk().copied().unwrap_or_default()
 }
 
+fn flag(number: i64, name: &'static str) -> Result<bool, BadRow> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(BadRow(name)),
+    }
+}
+
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
@@ -353,7 +387,7 @@ fn micros(duration: Duration) -> i64 {
 const HEADERS_VERSION: u8 = 1;
 
 /// Each header as two strings with their lengths in front: no character needs escaping.
-fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
+pub(super) fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
     let mut encoded = vec![HEADERS_VERSION];
     for (name, value) in headers {
         for part in [name.as_str().as_bytes(), value.as_bytes()] {
@@ -364,7 +398,7 @@ fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
     encoded
 }
 
-fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
+pub(super) fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
     let (version, mut rest) = encoded.split_first()?;
     if *version != HEADERS_VERSION {
         return None;

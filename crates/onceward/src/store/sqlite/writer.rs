@@ -15,16 +15,17 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     PendingStep, SqliteOptions, Stats,
     alone::Recent,
+    beside::Gathered,
     error::{self, Moment, STORE, store_error},
     open,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_id, bind_record, read_audit, read_record},
     sql::{AUDIT, LOAD, PUTS, REMEMBER},
     statement::PendingStatement,
 };
 use crate::{
     machine::Change,
-    record::{AuditRecord, Record, RecordId},
-    store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
+    record::{AuditRecord, Record, RecordId, SavedStep},
+    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, StoreErrorKind, Swept},
 };
 
 type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
@@ -35,6 +36,8 @@ pub(super) enum Work {
     Step(Box<dyn PendingStep>),
     Statement(Box<dyn PendingStatement>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
+    Steps(RecordId, u32, Sender<Vec<SavedStep>>),
+    Resumable(u32, Sender<Vec<Resumable>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
     Ping(Sender<()>),
@@ -66,7 +69,63 @@ pub(super) struct Failure {
 
 pub(super) type Outcome<T> = Result<T, Failure>;
 
-fn before(error: sqlx::Error) -> Failure {
+/// What a transaction writes.
+#[derive(Default)]
+pub(super) struct Changes<'a> {
+    pub(super) puts: &'a [&'a Record],
+    pub(super) removed: &'a [&'a RecordId],
+    pub(super) audits: &'a [AuditRecord],
+    pub(super) beside: Gathered,
+}
+
+impl Changes<'_> {
+    /// Writes them in the transaction that the connection is in.
+    pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
+        let mut rest = self.puts;
+        for (rows, sql) in PUTS {
+            while let Some((chunk, after)) = rest.split_at_checked(rows) {
+                let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
+                query.execute(&mut *connection).await?;
+                rest = after;
+            }
+        }
+        for id in self.removed {
+            let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
+            bind_id(query, id).execute(&mut *connection).await?;
+        }
+        // After the records: the triggers of those that came to rest have done their part.
+        self.beside.write(&mut *connection).await?;
+        for audit in self.audits {
+            bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The query for these records.
+pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
+    let names: Vec<[&str; 2]> = ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
+    sqlx::query(LOAD).bind(serde_json::to_string(&names).unwrap_or_default())
+}
+
+/// What [`load`] found. A record that cannot be read is not taken for none.
+pub(super) fn loaded(
+    ids: &[RecordId],
+    rows: &[SqliteRow],
+) -> HashMap<RecordId, Result<Record, ()>> {
+    let mut found = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
+        let index = index.and_then(|index| usize::try_from(index).ok());
+        if let Some(id) = index.and_then(|index| ids.get(index)) {
+            let record = read_record(row).ok().filter(|record| record.id == *id);
+            found.insert(id.clone(), record.ok_or(()));
+        }
+    }
+    found
+}
+
+pub(super) fn before(error: sqlx::Error) -> Failure {
     Failure { error, moment: Moment::Before }
 }
 
@@ -168,6 +227,8 @@ impl Writer {
         ids.sort_unstable();
         ids.dedup();
         let mut found = self.begin_and_load(ids).await?;
+        let asked = steps.iter().filter_map(|it| Some((it.id().clone(), it.step_name()?.into())));
+        let mut beside = self.load_saved(asked.collect()).await?;
         let now = self.options.clock.now();
         let mut readable = Vec::with_capacity(steps.len());
         let mut changed: HashMap<RecordId, Changed> = HashMap::new();
@@ -182,19 +243,25 @@ impl Writer {
                 Some(Ok(record)) => Some(record),
                 None => None,
             };
-            let (change, audit) = step.run(current, now);
+            let saved = beside.is_saved(current, step.step_name());
+            let ran = step.run(current, saved, now);
             readable.push(Ok(()));
-            audits.extend(audit);
-            match change {
+            audits.extend(ran.audit);
+            match ran.change {
                 Change::Keep => {}
                 Change::Put(record) => {
                     note(&mut changed, step.id(), Changed::Put);
+                    beside.follow(&record);
                     found.insert(step.id().clone(), Ok(*record));
                 }
                 Change::Remove => {
                     note(&mut changed, step.id(), Changed::Removed);
+                    beside.drop_all_of(step.id());
                     found.remove(step.id());
                 }
+            }
+            if let (Some(kept), Some(Ok(record))) = (ran.beside, found.get(step.id())) {
+                beside.keep(record, kept);
             }
         }
         let puts: Vec<&Record> = changed
@@ -204,7 +271,8 @@ impl Writer {
             .collect();
         let removed = changed.iter().filter(|(_, change)| **change == Changed::Removed);
         let removed: Vec<&RecordId> = removed.map(|(id, _)| id).collect();
-        self.write_and_commit(&puts, &removed, &audits).await?;
+        let changes = Changes { puts: &puts, removed: &removed, audits: &audits, beside };
+        self.write_and_commit(changes).await?;
         Ok(readable)
     }
 
@@ -212,20 +280,8 @@ impl Writer {
         &mut self,
         ids: Vec<RecordId>,
     ) -> Outcome<HashMap<RecordId, Result<Record, ()>>> {
-        let names: Vec<[&str; 2]> =
-            ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
-        let names = serde_json::to_string(&names).unwrap_or_default();
-        let rows = self.begin_and_fetch(sqlx::query(LOAD).bind(names)).await?;
-        let mut found = HashMap::with_capacity(rows.len());
-        for row in rows {
-            let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
-            let index = index.and_then(|index| usize::try_from(index).ok());
-            if let Some(id) = index.and_then(|index| ids.get(index)) {
-                let record = read_record(&row).ok().filter(|record| record.id == *id);
-                found.insert(id.clone(), record.ok_or(()));
-            }
-        }
-        Ok(found)
+        let rows = self.begin_and_fetch(load(&ids)).await?;
+        Ok(loaded(&ids, &rows))
     }
 
     pub(super) async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
@@ -240,35 +296,12 @@ impl Writer {
         }
     }
 
-    pub(super) async fn write_and_commit(
-        &mut self,
-        puts: &[&Record],
-        removed: &[&RecordId],
-        audits: &[AuditRecord],
-    ) -> Outcome<()> {
+    pub(super) async fn write_and_commit(&mut self, changes: Changes<'_>) -> Outcome<()> {
+        let (puts, removed) = (changes.puts, changes.removed);
         let Some(connection) = &mut self.connection else {
             return Err(before(sqlx::Error::WorkerCrashed));
         };
-        let written = async {
-            let mut rest = puts;
-            for (rows, sql) in PUTS {
-                while let Some((chunk, after)) = rest.split_at_checked(rows) {
-                    let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
-                    query.execute(&mut *connection).await?;
-                    rest = after;
-                }
-            }
-            for id in removed {
-                let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
-                let query = query.bind(id.scope.as_str().to_owned());
-                query.bind(id.key.as_str().to_owned()).execute(&mut *connection).await?;
-            }
-            for audit in audits {
-                bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
-            }
-            Ok(())
-        };
-        if let Err(error) = written.await {
+        if let Err(error) = changes.write(&mut *connection).await {
             return Err(self.roll_back(before(error)).await);
         }
         let committed = sqlx::query("COMMIT").execute(&mut *connection).await;
@@ -327,6 +360,12 @@ impl Writer {
         match work {
             Work::Audit(id, sender) => {
                 let _ = sender.send(self.audit(&id).await.map_err(single));
+            }
+            Work::Steps(id, generation, sender) => {
+                let _ = sender.send(self.saved_steps(&id, generation).await.map_err(single));
+            }
+            Work::Resumable(limit, sender) => {
+                let _ = sender.send(self.resumable(limit).await.map_err(single));
             }
             Work::Sweep(limit, sender) => {
                 let _ = sender.send(self.sweep(limit).await.map_err(single));
@@ -414,6 +453,6 @@ fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError
     steps.into_iter().zip(committed).for_each(|(step, committed)| step.answer(committed));
 }
 
-fn damaged_record() -> StoreError {
+pub(super) fn damaged_record() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged")
 }

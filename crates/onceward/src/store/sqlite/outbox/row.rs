@@ -24,7 +24,7 @@ pub(super) fn message_id(row: &SqliteRow) -> Result<MessageId, sqlx::Error> {
 }
 
 pub(super) fn read_message(row: &SqliteRow) -> Result<StoredMessage, BadRow> {
-    let mut columns = Columns::of(row);
+    let mut columns = Columns { row, next: 0 };
     let operation = columns.id()?;
     let generation = columns.number("generation")?;
     let name = columns.text("name")?.into();

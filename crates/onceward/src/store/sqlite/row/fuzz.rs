@@ -195,6 +195,12 @@ impl<'d> Source<'d> {
             last_error: self.flag().then(|| self.text()),
             reconcile_after: self.flag().then(|| self.time()),
             void: self.flag(),
+            progress: Progress {
+                recovery_point: self.flag().then(|| self.text()),
+                open_effect: self
+                    .flag()
+                    .then(|| OpenEffect { name: self.text(), idempotent: self.flag() }),
+            },
         }
     }
 
