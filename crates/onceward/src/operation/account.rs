@@ -60,8 +60,9 @@ impl Account {
             None => {}
         }
         // The very effect may be called again, if its downstream can tell.
-        let may_go_on =
-            |open: &OpenEffect| step == Step::Effect && *open.name == *name && open.idempotent;
+        let may_go_on = |open: &OpenEffect| {
+            step == Step::Effect && *open.name == *name && open.idempotent
+        };
         if self.open_effect.as_ref().is_some_and(|open| !may_go_on(open)) {
             return Err(Misuse::EffectIsOpen);
         }

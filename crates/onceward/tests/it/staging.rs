@@ -187,7 +187,7 @@ async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later() {
     let served = shop.serve_on(memory, Policy::required(), |shop: Shop, operation| async move {
         let mut tx = shop.pool.begin().await.expect("begun");
         let refused = operation.stage(&mut *tx, receipt()).await.expect_err("refused");
-        let none = TransactionError::Misuse(Misuse::NoTransactions);
+        let none: TransactionError = TransactionError::Misuse(Misuse::NoTransactions);
         assert_eq!(format!("{refused:?}"), format!("{none:?}"));
         "fine"
     });
