@@ -199,16 +199,23 @@ impl Operation {
             return result;
         }
         let lease = self.held()?;
+        let was_open = self.account().open_effect.is_some();
         let intend = Advance::Intend { name: name.into(), idempotent };
-        self.advance(&lease, intend).await?;
-        edge!(Intended, name);
-        self.account().has_progress = true;
-        if !self.may_act() {
-            // Nothing was called, and the record should say so, if it is still ours.
-            self.withdraw(&lease, name).await?;
-            return Err(StepError::LeaseOver);
+        let intended = self.advance(&lease, intend).await;
+        if matches!(intended, Ok(()) | Err(Failure::Store(_))) {
+            // As far as we know: the answer may have been lost.
+            self.account().open_effect = Some(OpenEffect { name: name.into(), idempotent });
         }
-        self.account().open_effect = Some(OpenEffect { name: name.into(), idempotent });
+        let may_call = intended.and_then(|()| self.held());
+        if let Err(why) = may_call {
+            // This attempt has not called it, and the record should say so; if no other has.
+            if !was_open && self.account().open_effect.is_some() {
+                self.withdraw(&lease, name).await?;
+            }
+            return Err(why.into());
+        }
+        self.account().has_progress = true;
+        edge!(Intended, name);
         let called = call(self.derived_key(name)).await;
         edge!(Called, name);
         match called {

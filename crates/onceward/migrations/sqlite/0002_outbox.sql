@@ -14,6 +14,8 @@ CREATE TABLE outbox (
     content_type      TEXT    NOT NULL,
     payload           BLOB    NOT NULL,
     state             TEXT    NOT NULL CHECK (state IN ('ready', 'delivering', 'done', 'dead')),
+    -- Something of the same aggregate comes before and is not done. Claims look at others only.
+    held              INTEGER NOT NULL CHECK (held IN (0, 1)),
     -- How often a delivery was begun.
     attempts          INTEGER NOT NULL CHECK (attempts >= 0),
     -- An earlier delivery was begun, and its end is not known.
@@ -30,11 +32,12 @@ CREATE TABLE outbox (
     CHECK ((state = 'done') = (done_at IS NOT NULL))
 ) STRICT;
 
--- For the relay: what is due, and what was begun and not ended.
-CREATE INDEX outbox_ready ON outbox (sink, next_at) WHERE state = 'ready';
+-- For the relay: what is due, what was begun and not ended, and what one claim holds.
+CREATE INDEX outbox_ready ON outbox (sink, next_at) WHERE state = 'ready' AND held = 0;
 CREATE INDEX outbox_delivering ON outbox (sink, lease_until) WHERE state = 'delivering';
--- Whether something of the same aggregate comes before.
+CREATE INDEX outbox_claim ON outbox (attempt) WHERE state = 'delivering';
+-- The order of each aggregate.
 CREATE INDEX outbox_aggregate ON outbox (aggregate, message_id) WHERE state <> 'done';
--- For people: dead letters, oldest first. For the purge: what is done.
-CREATE INDEX outbox_dead ON outbox (message_id) WHERE state = 'dead';
+-- For people: dead letters, and all else that is not done. For the purge: what is done.
+CREATE INDEX outbox_open ON outbox (state, message_id) WHERE state <> 'done';
 CREATE INDEX outbox_done ON outbox (done_at) WHERE state = 'done';

@@ -50,7 +50,7 @@ impl Account {
         }
     }
 
-    fn begin(&mut self, step: Step, name: &str) -> Result<(), Misuse> {
+    fn begin(&mut self, step: Step, name: &str, is_saved: bool) -> Result<(), Misuse> {
         if self.finished.contains(name) {
             return Err(Misuse::NameUsedTwice);
         }
@@ -59,9 +59,10 @@ impl Account {
             Some(Step::Effect) => return Err(Misuse::EffectIsOpen),
             None => {}
         }
-        // The very effect may be called again, if its downstream can tell.
+        // What has its result does nothing. The very effect may be called again, if its downstream
+        // can tell.
         let may_go_on = |open: &OpenEffect| {
-            step == Step::Effect && *open.name == *name && open.idempotent
+            is_saved || step == Step::Effect && *open.name == *name && open.idempotent
         };
         if self.open_effect.as_ref().is_some_and(|open| !may_go_on(open)) {
             return Err(Misuse::EffectIsOpen);
@@ -84,7 +85,7 @@ impl Drop for AtWork<'_> {
 impl Operation {
     /// Begins a step. Steps come one after the other, and each name has one result.
     pub(crate) fn begin_step(&self, step: Step, name: &str) -> Result<AtWork<'_>, Misuse> {
-        self.account().begin(step, name)?;
+        self.account().begin(step, name, self.saved(name).is_some())?;
         Ok(AtWork(self))
     }
 

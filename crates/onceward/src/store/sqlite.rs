@@ -19,7 +19,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
+    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation, Resolve,
     Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
 };
 use crate::{
@@ -173,6 +173,21 @@ impl SqliteStore {
         })
     }
 
+    /// A step that changes nothing, whatever it finds. It waits for nobody who writes.
+    fn look<A: Send + 'static>(
+        &self,
+        id: RecordId,
+        decide: impl Fn(Option<&Record>, Timestamp) -> A + Send + 'static,
+    ) -> StoreFuture<'_, A> {
+        let decide = move |found: Option<&Record>, _: bool, now| {
+            (Step { change: Change::Keep, audit: None, answer: decide(found, now) }, None)
+        };
+        self.ask(move |sender| {
+            let step = RecordStep { id, step_name: None, decide, answer: None, sender };
+            Work::Look(Box::new(step))
+        })
+    }
+
     /// Hands work to the writer. Once it stands in line it is done, whether or not somebody still
     /// waits for the answer.
     fn ask<A: Send + 'static>(
@@ -258,9 +273,12 @@ where
 
 impl Store for SqliteStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        self.step_beside(ask.id.clone(), None, move |found, _, now| {
-            beside::reserve(found, &ask, now)
-        })
+        if ask.mode == Mode::LookupOnly {
+            return self.look(ask.id.clone(), move |found, now| {
+                machine::reserve(found, &ask, now).answer
+            });
+        }
+        self.step_beside(ask.id.clone(), None, move |found, _, now| beside::reserve(found, &ask, now))
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
@@ -298,11 +316,7 @@ impl Store for SqliteStore {
     }
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
-        self.step(id.clone(), |found, now| Step {
-            change: Change::Keep,
-            audit: None,
-            answer: machine::load(found, now),
-        })
+        self.look(id.clone(), machine::load)
     }
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {

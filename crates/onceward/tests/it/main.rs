@@ -9,6 +9,7 @@ mod file_store;
 mod file_store_batches;
 mod file_store_lifetimes;
 mod file_store_processes;
+mod file_store_steps;
 mod file_store_trouble;
 mod fuzzing;
 mod http_sink;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use sqlx::{Row as _, SqliteConnection};
+use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use super::{SqliteStore, statement::Statement};
 use crate::{
@@ -22,8 +22,8 @@ mod sql;
 
 use row::{message_id, read_message, unreadable};
 use sql::{
-    ALREADY_SETTLED, CLAIM, DEAD, DISCARD, DONE, DUE, FORGET, LIST, MINE, PURGE, PURGEABLE,
-    REDRIVE, RETRY, RUN_OUT, STAGE, STAGED_BEFORE, UNREADABLE,
+    ALREADY_SETTLED, CLAIM, DEAD, DISCARD, DONE, DUE, FORGET, LET_GO, LIST, LIST_OPEN, MINE, PURGE,
+    PURGEABLE, REDRIVE, RETRY, RUN_OUT, STAGE, STAGED_BEFORE, UNREADABLE,
 };
 
 /// Stages a message within the transaction that is open on this connection.
@@ -196,17 +196,27 @@ impl Settle {
         connection: &mut SqliteConnection,
         now: Timestamp,
     ) -> Result<bool, sqlx::Error> {
-        let query = match &self.settlement {
-            Settlement::Done { provider_id } => sqlx::query(DONE)
-                .bind(now.as_micros())
-                .bind(provider_id.as_deref().map(str::to_owned)),
-            Settlement::Retry { after, ambiguous, why } => sqlx::query(RETRY)
-                .bind(now.plus(*after).as_micros())
-                .bind(i64::from(*ambiguous))
-                .bind(why.to_string()),
-            Settlement::Dead { why } => sqlx::query(DEAD).bind(why.to_string()),
+        let applied = match &self.settlement {
+            Settlement::Done { provider_id } => {
+                let done = sqlx::query(DONE).bind(now.as_micros());
+                let done = done.bind(provider_id.as_deref().map(str::to_owned));
+                let done = self.guarded(done).fetch_optional(&mut *connection).await?;
+                if let Some(row) = &done {
+                    let_go(connection, row).await?;
+                }
+                done.is_some()
+            }
+            Settlement::Retry { after, ambiguous, why } => {
+                let retry = sqlx::query(RETRY).bind(now.plus(*after).as_micros());
+                let retry = retry.bind(i64::from(*ambiguous)).bind(why.to_string());
+                self.guarded(retry).execute(&mut *connection).await?.rows_affected() > 0
+            }
+            Settlement::Dead { why } => {
+                let dead = sqlx::query(DEAD).bind(why.to_string());
+                self.guarded(dead).execute(&mut *connection).await?.rows_affected() > 0
+            }
         };
-        if self.guarded(query).execute(&mut *connection).await?.rows_affected() > 0 {
+        if applied {
             return Ok(true);
         }
         let already = self.guarded(sqlx::query(ALREADY_SETTLED));
@@ -232,6 +242,14 @@ impl Statement for Settle {
     }
 }
 
+/// Lets the next message of an aggregate go, after this one was done or is gone.
+async fn let_go(connection: &mut SqliteConnection, row: &SqliteRow) -> Result<(), sqlx::Error> {
+    if let Some(aggregate) = row.try_get::<Option<String>, _>("aggregate")? {
+        sqlx::query(LET_GO).bind(aggregate).execute(connection).await?;
+    }
+    Ok(())
+}
+
 struct List {
     state: MessageState,
     after: Option<MessageId>,
@@ -246,7 +264,8 @@ impl Statement for List {
         connection: &'c mut SqliteConnection,
         _now: Timestamp,
     ) -> BoxFuture<'c, Result<Vec<StoredMessage>, sqlx::Error>> {
-        let query = sqlx::query(LIST)
+        let sql = if self.state == MessageState::Done { LIST } else { LIST_OPEN };
+        let query = sqlx::query(sql)
             .bind(self.state.name())
             .bind(self.after.map_or(i64::MIN, MessageId::number))
             .bind(i64::from(self.limit));
@@ -271,7 +290,12 @@ impl OnExactly {
         now: Timestamp,
     ) -> Result<Vec<MessageId>, sqlx::Error> {
         let query = sqlx::query(self.sql).bind(list_of(&self.ids)).bind(now.as_micros());
-        let rows = query.fetch_all(connection).await?;
+        let rows = query.fetch_all(&mut *connection).await?;
+        if self.sql == DISCARD {
+            for row in &rows {
+                let_go(connection, row).await?;
+            }
+        }
         let mut applied = rows.iter().map(message_id).collect::<Result<Vec<_>, _>>()?;
         applied.sort_unstable();
         Ok(applied)
@@ -367,3 +391,6 @@ impl OutboxStore for SqliteStore {
         self.state(PurgeDone { older_than, limit })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,8 @@ type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
     Statement(Box<dyn PendingStatement>),
+    /// A step that changes nothing.
+    Look(Box<dyn PendingStep>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(u32, Sender<Vec<Resumable>>),
@@ -102,6 +104,14 @@ impl Changes<'_> {
     }
 }
 
+/// A key that many ask for is read once, with its reply.
+fn ids_of(steps: &[Box<dyn PendingStep>]) -> Vec<RecordId> {
+    let mut ids: Vec<RecordId> = steps.iter().map(|step| step.id().clone()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
 /// The query for these records.
 pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
     let names: Vec<[&str; 2]> = ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
@@ -162,15 +172,19 @@ impl Writer {
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
             let mut statements = Vec::new();
+            let mut looks = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
                     Work::Statement(statement) => statements.push(statement),
+                    Work::Look(step) => looks.push(step),
                     Work::Close => line.close(),
                     other => others.push(other),
                 }
             }
+            // First, so that they do not wait for a transaction of the user's.
+            self.looks(looks).await;
             self.steps(steps).await;
             self.statements(statements).await;
             for other in others {
@@ -183,6 +197,32 @@ impl Writer {
             let _ = connection.close().await;
         }
         drop(alive);
+    }
+
+    /// Reads what was committed, outside any transaction.
+    async fn looks(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
+        if steps.is_empty() {
+            return;
+        }
+        let ids = ids_of(&steps);
+        let read = match self.connection().await {
+            Ok(connection) => load(&ids).fetch_all(connection).await.map_err(before),
+            Err(failure) => Err(failure),
+        };
+        let found = match read {
+            Ok(rows) => loaded(&ids, &rows),
+            Err(failure) => {
+                return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
+            }
+        };
+        let now = self.options.clock.now();
+        let look = |step: &mut Box<dyn PendingStep>| match found.get(step.id()) {
+            Some(Err(())) => Err(damaged_record()),
+            Some(Ok(record)) => Ok(drop(step.run(Some(record), false, now))),
+            None => Ok(drop(step.run(None, false, now))),
+        };
+        let looked = steps.iter_mut().map(look).collect();
+        answer(steps, looked);
     }
 
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
@@ -222,11 +262,7 @@ impl Writer {
         &mut self,
         steps: &mut [Box<dyn PendingStep>],
     ) -> Outcome<Vec<Result<(), StoreError>>> {
-        // A key that many ask for is read once, with its reply.
-        let mut ids: Vec<RecordId> = steps.iter().map(|step| step.id().clone()).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let mut found = self.begin_and_load(ids).await?;
+        let mut found = self.begin_and_load(ids_of(steps)).await?;
         let asked = steps.iter().filter_map(|it| Some((it.id().clone(), it.step_name()?.into())));
         let mut beside = self.load_saved(asked.collect()).await?;
         let now = self.options.clock.now();
@@ -382,7 +418,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Statement(_) | Work::Close => {
+            Work::Step(_) | Work::Statement(_) | Work::Look(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }

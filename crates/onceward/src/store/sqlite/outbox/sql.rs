@@ -13,9 +13,11 @@ macro_rules! owned {
 /// Only under the record that its attempt holds, and only once.
 pub(super) const STAGE: &str = concat!(
     "INSERT INTO outbox (scope, key, generation, record_created_at, name, derived_key, sink, \
-     aggregate, content_type, payload, state, attempts, ambiguous, next_at, fence, created_at) \
-     SELECT scope, key, generation, created_at, ?7, ?6, ?8, ?9, ?10, ?11, 'ready', 0, 0, ?12, 0, \
-     ?12 FROM records WHERE ",
+     aggregate, content_type, payload, state, held, attempts, ambiguous, next_at, fence, \
+     created_at) \
+     SELECT scope, key, generation, created_at, ?7, ?6, ?8, ?9, ?10, ?11, 'ready', \
+     EXISTS (SELECT 1 FROM outbox WHERE state <> 'done' AND aggregate = ?9), 0, 0, ?12, 0, ?12 \
+     FROM records WHERE ",
     owned!(),
     " ON CONFLICT (derived_key) DO NOTHING"
 );
@@ -29,7 +31,8 @@ pub(super) const STAGED_BEFORE: &str = concat!(
 
 pub(super) const FORGET: &str = "DELETE FROM outbox WHERE message_id = ? AND state = 'done'";
 
-/// Of an aggregate only the earliest message that is not done.
+/// Of an aggregate only the earliest message that is not done. Looked at anew at each claim: that a
+/// message is not held finds it, and this lets it go.
 macro_rules! is_head {
     () => {
         "(outbox.aggregate IS NULL OR NOT EXISTS (\
@@ -46,7 +49,8 @@ pub(super) const RUN_OUT: &str = concat!(
 );
 
 pub(super) const DUE: &str = concat!(
-    "SELECT message_id FROM outbox WHERE state = 'ready' AND sink = ? AND next_at <= ? AND ",
+    "SELECT message_id FROM outbox WHERE state = 'ready' AND held = 0 AND sink = ? \
+     AND next_at <= ? AND ",
     is_head!(),
     " ORDER BY next_at, message_id LIMIT ?"
 );
@@ -67,7 +71,7 @@ pub(super) const CLAIM: &str = concat!(
 pub(super) const UNREADABLE: &str =
     "UPDATE outbox SET state = 'dead', last_error = 'it cannot be read' WHERE message_id = ?";
 
-macro_rules! held {
+macro_rules! claimed {
     () => {
         " WHERE message_id = ? AND attempt = ? AND fence = ? AND state = "
     };
@@ -76,20 +80,32 @@ macro_rules! held {
 pub(super) const DONE: &str = concat!(
     "UPDATE outbox SET state = 'done', done_at = ?, provider_id = ?, last_error = NULL, \
      ambiguous = 0",
-    held!(),
-    "'delivering'"
+    claimed!(),
+    "'delivering' RETURNING aggregate"
 );
+
+/// The next of an aggregate is held no more.
+pub(super) const LET_GO: &str = "UPDATE outbox SET held = 0 WHERE message_id = (\
+    SELECT min(message_id) FROM outbox WHERE state <> 'done' AND aggregate = ?)";
 
 pub(super) const RETRY: &str = concat!(
     "UPDATE outbox SET state = 'ready', next_at = ?, ambiguous = ambiguous OR ?, last_error = ?",
-    held!(),
+    claimed!(),
     "'delivering'"
 );
 
 pub(super) const DEAD: &str =
-    concat!("UPDATE outbox SET state = 'dead', last_error = ?", held!(), "'delivering'");
+    concat!("UPDATE outbox SET state = 'dead', last_error = ?", claimed!(), "'delivering'");
 
-pub(super) const ALREADY_SETTLED: &str = concat!("SELECT 1 FROM outbox", held!(), "?");
+pub(super) const ALREADY_SETTLED: &str = concat!("SELECT 1 FROM outbox", claimed!(), "?");
+
+/// For all states but done: the condition is that of an index.
+pub(super) const LIST_OPEN: &str = concat!(
+    "SELECT ",
+    message_columns!(),
+    " FROM outbox WHERE state = ? AND state <> 'done' AND message_id > ? \
+     ORDER BY message_id LIMIT ?"
+);
 
 pub(super) const LIST: &str = concat!(
     "SELECT ",
@@ -116,7 +132,7 @@ pub(super) const DISCARD: &str = concat!(
     "DELETE FROM outbox WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'dead' \
      AND ",
     operation_is_over!(),
-    " RETURNING message_id"
+    " RETURNING message_id, aggregate"
 );
 
 pub(super) const PURGEABLE: &str = concat!(
