@@ -27,6 +27,7 @@ pub mod reply; // a stored answer, and responses made of it
 pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
 pub mod tower; // bodies in, a task of its own, bodies out
+pub mod outbox; // messages that commit with business rows, and the relay that delivers them
 pub mod observe; // metrics
 #[cfg(feature = "testing")]
 pub mod testing; // the store suite, and tools to force faults and interleavings
@@ -35,6 +36,7 @@ pub use engine::{Engine, Settings};
 pub use fingerprint::Recipe;
 pub use key::{Key, KeyRules};
 pub use operation::Operation;
+pub use outbox::{Message, OutboxStore, Relay, Sink};
 pub use phase::{Effect, EffectError, StepError};
 pub use policy::{InFlight, Policy, Routes};
 pub use profile::Profile;

@@ -188,15 +188,20 @@ impl Operation {
     /// A key for a call to somebody else, the same for every attempt of this generation, so that
     /// a downstream that knows idempotency keys does not act twice either.
     pub fn derived_key(&self, name: &str) -> String {
-        let mut hash = Sha256::new();
-        hash.update(b"onceward-derived-key/1");
-        for part in [self.0.id.scope.as_str(), self.0.id.key.as_str(), name] {
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part);
-        }
-        hash.update(self.generation().to_be_bytes());
-        URL_SAFE_NO_PAD.encode(hash.finalize().get(..24).unwrap_or_default())
+        derived_key(&self.0.id, self.generation(), name)
     }
+}
+
+/// The key of that name for one generation of a record.
+pub(crate) fn derived_key(id: &RecordId, generation: u32, name: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(b"onceward-derived-key/1");
+    for part in [id.scope.as_str(), id.key.as_str(), name] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.update(generation.to_be_bytes());
+    URL_SAFE_NO_PAD.encode(hash.finalize().get(..24).unwrap_or_default())
 }
 
 impl fmt::Debug for Operation {

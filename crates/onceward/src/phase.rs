@@ -102,6 +102,9 @@ pub enum Misuse {
     /// The store keeps its records where no transaction of a user's can be.
     #[error("the store of this service has no transactions")]
     NoTransactions,
+    /// No sink could take the message, or it would be part of something else.
+    #[error("the message cannot be staged: {0}")]
+    NotStaged(&'static str),
     /// The store found the steps in the wrong order.
     #[error("the step does not follow the one before: {0}")]
     Refused(&'static str),

@@ -19,6 +19,7 @@ mod random;
 pub mod samples;
 mod faulty;
 mod gate;
+pub mod outbox; // the cases of the outbox suite, and an outbox for tests
 pub(crate) mod steps;
 #[cfg(test)]
 mod tests;

@@ -41,6 +41,7 @@ pub(crate) mod sealed {
     use sqlx::{Pool, Transaction};
 
     use crate::{
+        outbox::{Message, Staged},
         phase::Misuse,
         record::Lease,
         reply::Reply,
@@ -77,6 +78,13 @@ pub(crate) mod sealed {
             lease: &Lease,
             advance: Advance,
         ) -> impl Future<Output = Result<Advanced, NotWritten>> + Send;
+
+        fn stage(
+            &mut self,
+            database: &Database,
+            lease: &Lease,
+            message: &Message,
+        ) -> impl Future<Output = Result<Staged, NotWritten>> + Send;
     }
 
     /// How a transaction begins.
@@ -298,7 +306,7 @@ impl Operation {
         }
     }
 
-    async fn reserve_once<C: Transactional>(
+    pub(crate) async fn reserve_once<C: Transactional>(
         &self,
         tx: &mut C,
         database: &Database,
@@ -345,7 +353,7 @@ impl Operation {
         self.database()
     }
 
-    fn database(&self) -> Result<Database, Failure> {
+    pub(crate) fn database(&self) -> Result<Database, Failure> {
         self.context().store.database().ok_or_else(|| Misuse::NoTransactions.into())
     }
 

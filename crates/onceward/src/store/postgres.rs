@@ -31,6 +31,7 @@ mod lane;
 mod link;
 mod look;
 mod open;
+mod outbox;
 mod row;
 mod steps;
 mod within;

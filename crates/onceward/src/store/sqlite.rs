@@ -35,8 +35,10 @@ mod changes;
 mod due;
 mod error;
 mod open;
+mod outbox;
 mod row;
 mod sql;
+mod statement;
 mod within;
 mod writer;
 

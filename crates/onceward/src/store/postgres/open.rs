@@ -13,6 +13,7 @@ const MIGRATIONS: [&str; 1] = [concat!(
     include_str!("../../../migrations/postgres/0001_records.sql"),
     include_str!("../../../migrations/postgres/0002_functions.sql"),
     include_str!("../../../migrations/postgres/0003_contract.sql"),
+    include_str!("../../../migrations/postgres/0004_outbox.sql"),
 )];
 
 /// The oldest server that is known to do: 13.
@@ -73,6 +74,7 @@ pub(super) struct Statements {
     pub(super) step: Arc<str>,
     pub(super) steps: Arc<str>,
     pub(super) resumable: Arc<str>,
+    pub(super) stage: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) sweep: Arc<str>,
     pub(super) reap: Arc<str>,
@@ -123,6 +125,9 @@ impl Statements {
                  WHERE r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= t.at \
                  AND coalesce(r.open_effect_idempotent, true) \
                  ORDER BY r.lease_until LIMIT $2",
+            ),
+            stage: named(
+                "SELECT onceward.stage_message($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \

@@ -12,10 +12,12 @@ use super::{
     link::{Call, Caller, Lost, call},
     look::{self, StepFailed},
     open::Statements,
+    outbox::{bind_stage, read_staged},
     row::FoundRow,
     steps::{Verdict, bind_step, read_verdict},
 };
 use crate::{
+    outbox::{Message, Staged},
     phase::Misuse,
     record::Lease,
     reply::Reply,
@@ -151,5 +153,20 @@ impl Connection for PgConnection {
             Verdict::Is(advanced) => Ok(advanced),
             Verdict::Superseded => Ok(Advanced::Superseded(None)),
         }
+    }
+
+    async fn stage(
+        &mut self,
+        database: &Database,
+        lease: &Lease,
+        message: &Message,
+    ) -> Result<Staged, NotWritten> {
+        let mut within = Within::new(self, database)?;
+        if let Some(refusal) = message.refusal() {
+            return Ok(Staged::Refused(refusal));
+        }
+        let stage = bind_stage(&within, lease, message);
+        let rows = within.fetch(stage).await.map_err(not_written)?;
+        read_staged(&rows).map_err(NotWritten::Store)
     }
 }

@@ -11,10 +11,12 @@ use super::{
     changes::{Changes, damaged_record, load, loaded},
     error::{self, Moment},
     open,
+    outbox::stage_in,
 };
 use crate::{
     clock::Timestamp,
     machine::{self, Change, Step},
+    outbox::{Message, Staged},
     phase::Misuse,
     record::{Lease, Record, RecordId},
     reply::Reply,
@@ -78,6 +80,17 @@ impl Connection for SqliteConnection {
             beside::advance(found, lease, &advance, saved)
         })
         .await
+    }
+
+    async fn stage(
+        &mut self,
+        database: &Database,
+        lease: &Lease,
+        message: &Message,
+    ) -> Result<Staged, NotWritten> {
+        let database = same(self, database).await?;
+        is_in_transaction(self).await?;
+        Ok(stage_in(self, &lease.into(), message, database.now()).await?)
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     open,
     row::read_audit,
     sql::AUDIT,
+    statement::PendingStatement,
 };
 use crate::{
     machine::Change,
@@ -28,6 +29,7 @@ type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 /// What can stand in line.
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
+    Statement(Box<dyn PendingStatement>),
     /// A step that changes nothing.
     Look(Box<dyn PendingStep>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
@@ -70,7 +72,7 @@ pub(super) fn before(error: sqlx::Error) -> Failure {
 
 impl Failure {
     /// The error for each of several callers, who cannot share one source.
-    fn for_each(&self) -> StoreError {
+    pub(super) fn for_each(&self) -> StoreError {
         let (kind, context) = error::meaning(&self.error, self.moment);
         StoreError::new(kind, STORE, context).with_source(self.error.to_string())
     }
@@ -100,11 +102,13 @@ impl Writer {
         // No timer: whatever stands in line when we come back goes together.
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
+            let mut statements = Vec::new();
             let mut looks = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
+                    Work::Statement(statement) => statements.push(statement),
                     Work::Look(step) => looks.push(step),
                     Work::Close => line.close(),
                     other => others.push(other),
@@ -113,6 +117,7 @@ impl Writer {
             // First, so that they do not wait for a transaction of the user's.
             self.looks(looks).await;
             self.steps(steps).await;
+            self.statements(statements).await;
             for other in others {
                 self.other(other).await;
             }
@@ -344,7 +349,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Look(_) | Work::Close => {
+            Work::Step(_) | Work::Statement(_) | Work::Look(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }
