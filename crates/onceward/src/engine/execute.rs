@@ -293,11 +293,7 @@ impl<R: Send + 'static> Call<'_, R> {
     }
 
     /// Nothing was done. The handler may have said why; that it succeeded is not true.
-    fn send_rolled_back(
-        &mut self,
-        lease: &Lease,
-        answer: Result<Answer<R>, Rejection>,
-    ) {
+    fn send_rolled_back(&mut self, lease: &Lease, answer: Result<Answer<R>, Rejection>) {
         match answer {
             Ok(mut answer) if answer.status().as_u16() >= 400 => {
                 reply::describe(answer.headers_mut(), "not_executed", None, lease.generation);

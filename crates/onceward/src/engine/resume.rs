@@ -87,8 +87,7 @@ impl Engine {
             outcome = field::Empty,
         );
         let running = self.drain.enter();
-        let admitted =
-            Admitted { id: record.id.clone(), policy: Arc::clone(policy), wait: None };
+        let admitted = Admitted { id: record.id.clone(), policy: Arc::clone(policy), wait: None };
         let ask = Ask {
             method: record.method.clone(),
             path: record.path.clone(),
