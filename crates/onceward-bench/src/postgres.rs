@@ -1,0 +1,225 @@
+//! Services on a real PostgreSQL with default durability, measured over HTTP: without
+//! idempotency, with what teams write by hand, and with Onceward. They take turns; each is a
+//! process of its own with two threads, started anew on an empty database for each measurement.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use clap::Args;
+use onceward_testbed::Postgres;
+use serde::Serialize;
+
+mod by_hand; // the yardsticks
+mod contestant; // who takes part, and their processes
+mod database; // the server, and a new database each time
+mod payment; // what all of them serve
+mod report; // tables and ratios
+
+pub(crate) use contestant::{Serve, serve};
+
+use crate::load::{Keys, Load};
+use contestant::{Contestant, Process};
+use database::Server;
+use report::{Measurement, Output, Report};
+
+/// What is asked for.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// How many rounds; contestants take turns in each.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// How long each contestant is measured in a round, in seconds.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// How long it runs before that, in seconds.
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
+    /// How many requests are under way at a time; several numbers are measured one after another.
+    #[arg(long, value_delimiter = ',', default_value = "64")]
+    connections: Vec<usize>,
+    /// Which workloads.
+    #[arg(long, value_delimiter = ',', default_value = "first,replay")]
+    workloads: Vec<Workload>,
+    /// Who takes part.
+    #[arg(long, value_delimiter = ',', default_value = "echo,sqlx,tokio-postgres")]
+    contestants: Vec<Contestant>,
+    /// How many completed keys the replays choose from.
+    #[arg(long, default_value_t = 2000)]
+    keys: usize,
+    /// Sizes of pool to try for those who have one; the best is used, for each workload its own.
+    #[arg(long, value_delimiter = ',', default_value = "8,16,32")]
+    pools: Vec<u32>,
+    /// How long each size of pool is tried, twice, in seconds.
+    #[arg(long, default_value_t = 2.0)]
+    calibration: f64,
+    /// A server to use, without a database's name; otherwise one is started.
+    #[arg(long)]
+    url: Option<String>,
+    /// In which form to print.
+    #[arg(short, long, default_value = "table")]
+    output: Output,
+}
+
+/// What the load sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Workload {
+    /// Every request has a new key.
+    First,
+    /// Every request has a key that was answered before.
+    Replay,
+}
+
+impl Workload {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Workload::First => "first",
+            Workload::Replay => "replay",
+        }
+    }
+}
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let started = options.url.is_none().then(Postgres::start);
+    let started_url = started.as_ref().map(|server| server.url(""));
+    let url = options.url.as_deref().or(started_url.as_deref()).context("a server's URL")?;
+    let server = Server::connect(url).await?;
+    let settings = server.settings().await?;
+    let mut processes = vec![std::process::id()];
+    processes.extend(started.as_ref().and_then(Postgres::pid));
+    let mut measurements = Vec::new();
+    for connections in options.connections.iter().copied() {
+        let run = Run { options: &options, server: &server, processes: &processes, connections };
+        measurements.extend(run.rounds().await?);
+    }
+    server.drop_database().await?;
+    Report::new(settings, options.seconds, measurements).print(options.output)
+}
+
+/// All rounds with the same number of connections.
+struct Run<'a> {
+    options: &'a Options,
+    server: &'a Server,
+    processes: &'a [u32],
+    connections: usize,
+}
+
+/// One measurement to make.
+#[derive(Clone, Copy)]
+struct Turn {
+    workload: Workload,
+    contestant: Contestant,
+    pool: Option<u32>,
+}
+
+impl Run<'_> {
+    async fn rounds(&self) -> anyhow::Result<Vec<Measurement>> {
+        let turns = self.calibrate().await?;
+        let mut measurements = Vec::new();
+        for round in 0..self.options.rounds {
+            // Everybody is first, and last, in some round.
+            let mut order = turns.clone();
+            order.rotate_left(round as usize % turns.len().max(1));
+            for turn in order {
+                measurements.push(self.measure(turn, round, self.options.seconds).await?);
+            }
+        }
+        Ok(measurements)
+    }
+
+    /// Who takes part, each with the pool that was fastest for the workload.
+    async fn calibrate(&self) -> anyhow::Result<Vec<Turn>> {
+        let mut turns = Vec::new();
+        for workload in self.options.workloads.iter().copied() {
+            for contestant in self.options.contestants.iter().copied() {
+                let mut turn = Turn { workload, contestant, pool: None };
+                if contestant.has_pool() {
+                    turn.pool = self.best_pool(turn).await?;
+                }
+                turns.push(turn);
+            }
+        }
+        Ok(turns)
+    }
+
+    async fn best_pool(&self, turn: Turn) -> anyhow::Result<Option<u32>> {
+        // More than there are requests under way is the same as one for each of them.
+        let mut pools = self.options.pools.clone();
+        pools.sort_unstable();
+        let smaller = pools.partition_point(|pool| (*pool as usize) < self.connections);
+        pools.truncate(smaller + 1);
+        if pools.len() <= 1 {
+            return Ok(pools.first().copied());
+        }
+        let mut rates = vec![0.0; pools.len()];
+        for _ in 0..2 {
+            for (pool, rate) in pools.iter().zip(&mut rates) {
+                let turn = Turn { pool: Some(*pool), ..turn };
+                *rate += self.measure(turn, 0, self.options.calibration).await?.per_second;
+            }
+        }
+        let best = pools.iter().zip(&rates).max_by(|one, other| one.1.total_cmp(other.1));
+        Ok(best.map(|(pool, _)| *pool))
+    }
+
+    async fn measure(&self, turn: Turn, round: u32, seconds: f64) -> anyhow::Result<Measurement> {
+        let Turn { workload, contestant, pool } = turn;
+        let url = self.server.new_database().await?;
+        let process = Process::start(contestant, &url, pool.unwrap_or_default())?;
+        let load = Load {
+            address: process.address,
+            connections: self.connections,
+            warm_up: Duration::from_secs_f64(self.options.warm_up),
+            time: Duration::from_secs_f64(seconds),
+            processes: self.processes,
+        };
+        let figures = self.load(turn, load).await;
+        let figures =
+            figures.with_context(|| format!("{}, {}", contestant.name(), workload.name()))?;
+        let measurement = Measurement {
+            connections: self.connections,
+            workload,
+            round,
+            contestant,
+            pool,
+            requests: figures.latencies.len(),
+            per_second: figures.latencies.len() as f64 / seconds,
+            p50_us: figures.percentile_us(0.5),
+            p99_us: figures.percentile_us(0.99),
+            interference: figures.interference,
+        };
+        let pool = pool.map_or(String::new(), |pool| format!(" (pool {pool})"));
+        eprintln!(
+            "{:>3} connections, round {}, {}, {}{pool}: {:.0}/s",
+            self.connections,
+            round + 1,
+            workload.name(),
+            contestant.name(),
+            measurement.per_second
+        );
+        Ok(measurement)
+    }
+
+    async fn load(&self, turn: Turn, load: Load<'_>) -> anyhow::Result<crate::load::Figures> {
+        let body = payment::BODY.as_bytes();
+        let keys = match turn.workload {
+            Workload::First => Keys::New,
+            Workload::Replay => {
+                // Preloading is no measurement, and need not take as long with one connection.
+                let preload = Load { connections: load.connections.max(16), ..load };
+                let answered = Arc::from(preload.preload(self.options.keys, body).await?);
+                match turn.contestant.replays() {
+                    true => Keys::Same(answered),
+                    false => Keys::Ignored(answered),
+                }
+            }
+        };
+        self.server.settle().await?;
+        let figures = load.run(keys, body).await?;
+        if turn.contestant.replays() {
+            // What was answered must have been kept, or it was no work.
+            load.check(&figures.last, body).await?;
+        }
+        Ok(figures)
+    }
+}

@@ -1,0 +1,83 @@
+//! The PostgreSQL server: checked for its durability, with a new database for each measurement.
+
+use anyhow::{Context as _, ensure};
+use serde::Serialize;
+use tokio_postgres::{Client, NoTls};
+
+/// A server, and how to reach its databases.
+pub(crate) struct Server {
+    url: String,
+    admin: Client,
+}
+
+/// What the figures depend on.
+#[derive(Serialize)]
+pub(crate) struct Settings {
+    pub(crate) version: String,
+    pub(crate) fsync: String,
+    pub(crate) synchronous_commit: String,
+    pub(crate) full_page_writes: String,
+    pub(crate) shared_buffers: String,
+}
+
+const DATABASE: &str = "onceward_bench";
+
+impl Server {
+    /// The URL is without a database's name.
+    pub(crate) async fn connect(url: &str) -> anyhow::Result<Self> {
+        let url = url.trim_end_matches('/').to_owned();
+        let admin = connect(&format!("{url}/postgres")).await?;
+        Ok(Server { url, admin })
+    }
+
+    /// Fails where commits are not durable: such figures would say nothing.
+    pub(crate) async fn settings(&self) -> anyhow::Result<Settings> {
+        let settings = Settings {
+            version: self.setting("server_version").await?,
+            fsync: self.setting("fsync").await?,
+            synchronous_commit: self.setting("synchronous_commit").await?,
+            full_page_writes: self.setting("full_page_writes").await?,
+            shared_buffers: self.setting("shared_buffers").await?,
+        };
+        for (name, value) in [
+            ("fsync", &settings.fsync),
+            ("synchronous_commit", &settings.synchronous_commit),
+            ("full_page_writes", &settings.full_page_writes),
+        ] {
+            ensure!(value == "on", "this server has {name} = {value}: nothing to compare there");
+        }
+        Ok(settings)
+    }
+
+    async fn setting(&self, name: &str) -> anyhow::Result<String> {
+        let row = self.admin.query_one("SELECT current_setting($1)", &[&name]).await?;
+        Ok(row.try_get(0)?)
+    }
+
+    /// A database in which nothing is. Returns its URL.
+    pub(crate) async fn new_database(&self) -> anyhow::Result<String> {
+        self.drop_database().await?;
+        self.admin.batch_execute(&format!("CREATE DATABASE {DATABASE}")).await?;
+        Ok(format!("{}/{DATABASE}", self.url))
+    }
+
+    /// Leaves no work of the past to the measurement that comes.
+    pub(crate) async fn settle(&self) -> anyhow::Result<()> {
+        let client = connect(&format!("{}/{DATABASE}", self.url)).await?;
+        client.batch_execute("VACUUM (ANALYZE)").await?;
+        client.batch_execute("CHECKPOINT").await?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_database(&self) -> anyhow::Result<()> {
+        let drop = format!("DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)");
+        Ok(self.admin.batch_execute(&drop).await?)
+    }
+}
+
+async fn connect(url: &str) -> anyhow::Result<Client> {
+    let (client, connection) =
+        tokio_postgres::connect(url, NoTls).await.with_context(|| format!("no server at {url}"))?;
+    tokio::spawn(connection);
+    Ok(client)
+}
