@@ -169,6 +169,7 @@ async fn request(store: &dyn Store) -> anyhow::Result<()> {
         route: "default".into(),
         method: "POST".into(),
         path: "/charges".into(),
+        request: None,
     };
     let Reservation::Granted { lease, .. } = store.reserve(ask).await? else {
         bail!("a random key was taken");

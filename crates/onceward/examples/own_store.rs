@@ -12,10 +12,10 @@ use onceward::{
     Store,
     clock::{Clock, SystemClock},
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
     store::{
-        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, StoreFuture,
-        Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
+        Resolved, Resumable, StoreFuture, Swept, Write, Written,
     },
 };
 
@@ -28,6 +28,9 @@ struct OneLockStore {
 #[derive(Debug, Default)]
 struct Inside {
     records: BTreeMap<RecordId, Record>,
+    // Of records that are not terminal only.
+    requests: BTreeMap<RecordId, Arc<StoredRequest>>,
+    steps: BTreeMap<RecordId, Vec<SavedStep>>,
     audit: Vec<AuditRecord>,
     identity: Option<Identity>,
 }
@@ -39,6 +42,16 @@ impl Inside {
             Change::Put(record) => drop(self.records.insert(id.clone(), *record)),
             Change::Remove => drop(self.records.remove(id)),
         }
+        if self.records.get(id).is_none_or(|record| record.state.is_terminal()) {
+            self.requests.remove(id);
+            self.steps.remove(id);
+        }
+    }
+
+    fn take<A>(&mut self, id: &RecordId, step: Step<A>) -> A {
+        self.apply(id, step.change);
+        step.audit.into_iter().for_each(|audit| self.remember(audit));
+        step.answer
     }
 
     fn remember(&mut self, audit: AuditRecord) {
@@ -74,16 +87,21 @@ impl OneLockStore {
     ) -> StoreFuture<'a, A> {
         self.locked(move |inside| {
             let step = decide(inside.records.get(&id));
-            inside.apply(&id, step.change);
-            step.audit.into_iter().for_each(|audit| inside.remember(audit));
-            step.answer
+            inside.take(&id, step)
         })
     }
 }
 
 impl Store for OneLockStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        self.step(ask.id.clone(), move |found| machine::reserve(found, &ask, self.clock.now()))
+        self.locked(move |inside| {
+            let step = machine::reserve(inside.records.get(&ask.id), &ask, self.clock.now());
+            let answer = inside.take(&ask.id, step);
+            if let Some(request) = ask.request.filter(|_| machine::keeps_request(&answer)) {
+                inside.requests.entry(ask.id).or_insert(request);
+            }
+            answer
+        })
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
@@ -93,6 +111,44 @@ impl Store for OneLockStore {
     fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
         self.step(lease.id.clone(), move |found| {
             machine::write(found, lease, write, self.clock.now())
+        })
+    }
+
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
+        self.locked(move |inside| {
+            let mut saved = inside.steps.get(&lease.id).into_iter().flatten();
+            let saved = saved.any(|step| *step.name == *advance.name());
+            let found = inside.records.get(&lease.id);
+            let step = machine::advance(found, lease, &advance, saved);
+            let answer = inside.take(&lease.id, step);
+            if let (Advanced::Applied, Advance::Save { name, result }) = (&answer, advance) {
+                let steps = inside.steps.entry(lease.id.clone()).or_default();
+                steps.push(SavedStep { name, result });
+            }
+            answer
+        })
+    }
+
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        self.locked(move |inside| {
+            let record = inside.records.get(id).filter(|it| it.generation == generation);
+            record.and_then(|it| inside.steps.get(&it.id).cloned()).unwrap_or_default()
+        })
+    }
+
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.locked(move |inside| {
+            let now = self.clock.now();
+            let due = inside.records.values().filter(|it| machine::is_resumable(it, now));
+            let mut due: Vec<Resumable> = due
+                .map(|record| Resumable {
+                    record: Box::new(record.clone()),
+                    request: inside.requests.get(&record.id).map(|kept| (**kept).clone()),
+                })
+                .collect();
+            due.sort_by_key(|one| one.record.lease_until);
+            due.truncate(limit as usize);
+            due
         })
     }
 
@@ -118,10 +174,8 @@ impl Store for OneLockStore {
                 steps.filter(|step| step.answer.is_some()).take(limit as usize).collect();
             let mut swept = Vec::new();
             for step in due {
-                let Some(moved) = step.answer else { continue };
-                inside.apply(&moved.id, step.change);
-                step.audit.into_iter().for_each(|audit| inside.remember(audit));
-                swept.push(moved);
+                let Some(id) = step.answer.as_ref().map(|moved| moved.id.clone()) else { continue };
+                swept.extend(inside.take(&id, step));
             }
             swept
         })

@@ -38,6 +38,8 @@ pub use record::Effects;
 pub use rejection::Rejection;
 pub use scope::{Scope, ScopeRule};
 pub use store::{MemoryStore, Store};
+#[cfg(feature = "postgres")]
+pub use store::{PgOptions, PgStore};
 #[cfg(feature = "sqlite")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]

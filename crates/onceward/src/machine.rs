@@ -9,6 +9,8 @@
 //!    \--accept--> pending --claim--^  |--release-------> failed_retryable --reserve--> in_progress
 //!                                     |--mark unknown--> unknown --resolve--> completed | failed_retryable
 //!                                     `--lease over----> by declared effects
+//! in_progress with steps made --release--> in_progress, its lease over: resumed by the next reserve
+//! unknown with steps made --resolve--> completed | in_progress, its lease over
 //! completed --void--> expired --reserve--> in_progress (next generation), or --purge--> (none)
 //! unknown --complete by the very attempt--> completed
 //! failed_retryable --retention over--> expired
@@ -18,7 +20,7 @@ use std::time::Duration;
 
 use crate::{
     clock::Timestamp,
-    record::{AuditEvent, AuditRecord, Effects, Fence, Lease, Record, State},
+    record::{AuditEvent, AuditRecord, Effects, Fence, Lease, Progress, Record, State},
     reply::Reply,
     store::{
         Ask, Claim, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, Swept, Write,
@@ -26,10 +28,14 @@ use crate::{
     },
 };
 
+mod advance;
 mod decide;
 #[cfg(test)]
 mod tests;
 
+pub use advance::{
+    ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, is_resumable, keeps_request,
+};
 pub use decide::{Decision, Refusal, decide};
 
 /// How long things need to settle before "it did not happen" can be believed: a request that was
@@ -38,6 +44,9 @@ pub const SETTLE: Duration = Duration::from_secs(60);
 
 /// The code of a record whose lease ran out.
 pub const LEASE_RAN_OUT: &str = "in_progress_lock_expired";
+
+/// The code of a record whose attempt ended while an effect was open that must not be called again.
+pub const EFFECT_WITHOUT_RESULT: &str = "effect_without_result";
 
 /// One atomic step: what to write, what to remember, what to answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -190,6 +199,7 @@ fn begin(
         last_error: None,
         reconcile_after: None,
         void: false,
+        progress: Progress::default(),
     };
     if ask.mode == Mode::Accept {
         return Step::put(record, None, Reservation::Accepted { found });
@@ -259,15 +269,20 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
     let mine = stored.attempt == lease.attempt && stored.fence == lease.fence;
     let late_completion =
         mine && stored.state == State::Unknown && matches!(write, Write::Complete(_));
+    if mine && matches!(&write, Write::Release(why) if is_suspended(stored, why, now)) {
+        return Step::keep(Written::AlreadyMine(None));
+    }
     if mine && (stored.state == State::InProgress || late_completion) {
         return apply(stored.clone(), write, now);
     }
-    let repeated = matches!(
-        (stored.state, &write),
-        (State::Completed, Write::Complete(_) | Write::Renew(_))
-            | (State::FailedRetryable, Write::Release(_))
-            | (State::Unknown, Write::MarkUnknown(_))
-    );
+    let repeated = match (stored.state, &write) {
+        // The handler may have completed it inside its own transaction, before the engine wrote.
+        (State::Completed, _) => true,
+        (State::FailedRetryable, Write::Release(_)) => true,
+        (State::Unknown, Write::MarkUnknown(_)) => true,
+        (State::Unknown, Write::Release(_)) => stored.progress.must_not_go_on(),
+        _ => false,
+    };
     if mine && repeated {
         return Step::keep(Written::AlreadyMine(stored.reply.clone()));
     }
@@ -298,7 +313,7 @@ fn apply(mut record: Record, write: Write, now: Timestamp) -> Step<Written> {
             }
             complete(&mut record, reply, now);
         }
-        Write::Release(why) => retryable(&mut record, why, now),
+        Write::Release(why) => release(&mut record, why, now),
         Write::MarkUnknown(why) => unknown(&mut record, why, now),
     }
     Step::put(record, remembered, Written::Applied)
@@ -310,6 +325,26 @@ fn complete(record: &mut Record, reply: Reply, now: Timestamp) {
     record.last_error = None;
     record.reconcile_after = None;
     rest(record, now);
+}
+
+/// Whoever has made a step has acted: it is never said to have failed, but waits to be gone on with.
+fn release(record: &mut Record, why: Box<str>, now: Timestamp) {
+    if record.progress.is_none() {
+        retryable(record, why, now);
+    } else if record.progress.must_not_go_on() {
+        unknown(record, EFFECT_WITHOUT_RESULT.into(), now);
+    } else {
+        record.last_error = Some(why);
+        record.lease_until = now;
+    }
+}
+
+fn is_suspended(record: &Record, why: &str, now: Timestamp) -> bool {
+    record.state == State::InProgress
+        && !record.progress.is_none()
+        && !record.progress.must_not_go_on()
+        && record.last_error.as_deref() == Some(why)
+        && record.lease_until <= now
 }
 
 fn retryable(record: &mut Record, why: Box<str>, now: Timestamp) {
@@ -351,13 +386,17 @@ fn audit(
 }
 
 /// Moves a record on whose lease ran out, by its declared effects. A phased one stays, to be resumed
-/// at its recovery point by whoever reserves it next.
+/// at its recovery point by whoever reserves it next, unless an effect is open that must not be
+/// called again.
 fn after_lease(record: &Record, now: Timestamp) -> (Record, Option<AuditRecord>) {
     let mut moved = record.clone();
     match record.effects {
+        _ if record.progress.must_not_go_on() => unknown(&mut moved, LEASE_RAN_OUT.into(), now),
         Effects::Undeclared | Effects::External => unknown(&mut moved, LEASE_RAN_OUT.into(), now),
-        Effects::Local | Effects::None => retryable(&mut moved, LEASE_RAN_OUT.into(), now),
         Effects::Phased => {}
+        // Earlier attempts made steps, under a policy that has changed since.
+        Effects::Local | Effects::None if !record.progress.is_none() => {}
+        Effects::Local | Effects::None => retryable(&mut moved, LEASE_RAN_OUT.into(), now),
     }
     let remembered = audit(record, AuditEvent::LeaseExpired, moved.state.name(), None, now);
     (moved, Some(remembered))
@@ -392,10 +431,13 @@ pub fn load(found: Option<&Record>, now: Timestamp) -> Option<Record> {
 /// Moves the record on if its lease ran out.
 pub fn sweep(record: &Record, now: Timestamp) -> Step<Option<Swept>> {
     let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
-    if !ran_out || record.effects == Effects::Phased {
+    if !ran_out {
         return Step::keep(None);
     }
     let (moved, remembered) = after_lease(record, now);
+    if moved.state == State::InProgress {
+        return Step::keep(None);
+    }
     let swept = Swept { id: moved.id.clone(), state: moved.state, attempt: moved.attempt };
     Step::put(moved, remembered, Some(swept))
 }
@@ -434,7 +476,7 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             if let Err(not_before) = believe(&record, proof, now) {
                 return Step::keep(Resolved::TooEarly { not_before });
             }
-            retryable(&mut resolved, "resolved_not_executed".into(), now);
+            not_executed(&mut resolved, now);
             AuditEvent::Released
         }
         (State::Completed, Resolution::Void) => {
@@ -448,6 +490,23 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
     let remembered = audit(&record, event, &reason, decided_reply, now);
     let answer = Resolved::Applied(Box::new(resolved.clone()));
     Step::put(resolved, Some(remembered), answer)
+}
+
+/// The last attempt did not act. If steps were made before, they stand.
+fn not_executed(record: &mut Record, now: Timestamp) {
+    let why = "resolved_not_executed".into();
+    if record.progress.is_none() {
+        return retryable(record, why, now);
+    }
+    record.state = State::InProgress;
+    record.progress.open_effect = None;
+    // Whatever the last attempt was declared to do, it did not: what is left are the steps.
+    record.effects = Effects::Phased;
+    record.lease_until = now;
+    record.last_error = Some(why);
+    record.reconcile_after = None;
+    // The attempt itself may still come: it has lost its right.
+    record.fence = Fence::next(Some(record.fence), now);
 }
 
 /// Proof that a thing did not happen counts only once it cannot happen any more.

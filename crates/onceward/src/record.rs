@@ -11,6 +11,9 @@
 
 use std::{fmt, time::Duration};
 
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Uri};
+
 use crate::{clock::Timestamp, fingerprint::Fingerprint, key::Key, reply::Reply, scope::Scope};
 
 /// The address of a record: a key within its scope.
@@ -212,6 +215,8 @@ pub struct Record {
     /// Nothing stands behind this tombstone: an operator withdrew the reply, or the generation never
     /// acted. The next use runs as a new generation whatever the policy.
     pub void: bool,
+    /// How far this generation has come, if its work is phased.
+    pub progress: Progress,
 }
 
 impl Record {
@@ -224,6 +229,58 @@ impl Record {
     pub fn lease_is_live(&self, now: Timestamp) -> bool {
         self.state == State::InProgress && now < self.lease_until
     }
+}
+
+/// How far a phased operation has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The name of the last step that was committed.
+    pub recovery_point: Option<Box<str>>,
+    /// The effect whose intent is committed and whose result is not: it may have acted.
+    pub open_effect: Option<OpenEffect>,
+}
+
+impl Progress {
+    /// Whether no step was committed, and none is on its way: nothing can have acted.
+    pub fn is_none(&self) -> bool {
+        self.recovery_point.is_none() && self.open_effect.is_none()
+    }
+
+    /// Whether an effect is open that must not be called again.
+    pub fn must_not_go_on(&self) -> bool {
+        self.open_effect.as_ref().is_some_and(|effect| !effect.idempotent)
+    }
+}
+
+/// An effect that was about to be called, and of which nobody has said yet what came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenEffect {
+    /// Its name.
+    pub name: Box<str>,
+    /// Whether its downstream was declared idempotent, so that it may be called again.
+    pub idempotent: bool,
+}
+
+/// A step of one generation, as it was committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SavedStep {
+    /// Its name, which no other step of the generation has.
+    pub name: Box<str>,
+    /// What it came to.
+    pub result: Bytes,
+}
+
+/// The request of a phased operation, kept so that a worker can go on with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRequest {
+    /// The method.
+    pub method: Method,
+    /// The target, with its query.
+    pub uri: Uri,
+    /// The headers that are kept, in order, repeated ones too.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The whole body.
+    pub body: Bytes,
 }
 
 /// The right of one attempt to execute. Dropping it releases nothing: an attempt that vanished may

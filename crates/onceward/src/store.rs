@@ -5,24 +5,37 @@
 //! inside their atomic step call the machine directly; the others repeat its rules in their own
 //! language and are held to them by the suite in `onceward::testing`.
 
-use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, time::Duration};
+use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
 
 use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
-    record::{AttemptId, AuditRecord, Effects, Fence, Lease, Record, RecordId, State},
+    record::{
+        AttemptId, AuditRecord, Effects, Fence, Lease, Record, RecordId, SavedStep, State,
+        StoredRequest,
+    },
     reply::Reply,
 };
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod headers;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod request;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
 #[cfg(all(feature = "sqlite", feature = "testing"))]
 pub(crate) use sqlite::fuzz_record;
 #[cfg(feature = "sqlite")]
-pub use sqlite::{OpenError, SqliteOptions, SqliteStore};
+pub use sqlite::{OpenError, SqliteDatabase, SqliteOptions, SqliteStore};
 
 /// What a store method returns: boxed, so that stores are chosen at run time.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -37,9 +50,11 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 ///    [`Written::Superseded`].
 /// 3. Every call may be repeated with the same arguments after a lost answer: a repeated `reserve`
 ///    of one attempt answers [`Reservation::Granted`] again, a repeated write
-///    [`Written::AlreadyMine`].
+///    [`Written::AlreadyMine`], a repeated advance [`Advanced::AlreadyMine`].
 /// 4. What was acknowledged survives a crash, as far as the store's own page promises.
 /// 5. A damaged record is an error, never an absent one.
+/// 6. The steps and the request of a record are kept as long as it is not terminal, go with the very
+///    change that makes it so, and are never those of an earlier generation.
 ///
 /// `onceward::store_suite!` checks these.
 ///
@@ -56,6 +71,18 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Renews, completes, releases or marks unknown, guarded by the lease's attempt and fence.
     fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written>;
+
+    /// Moves a phased operation on by one step, guarded as `write` is. The record and the result of
+    /// the step change together.
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced>;
+
+    /// The steps that were saved in this generation of the record, oldest first.
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>>;
+
+    /// At most `limit` phased records that wait to be gone on with: in progress, their lease over,
+    /// and without an open effect that must not be called again. The oldest lease comes first; a
+    /// record that somebody is at work on may be left out.
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
 
     /// Decides from outside what nobody inside can know: the reconciler and operators.
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved>;
@@ -83,6 +110,25 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Replaces the remembered identity settings: an operator's decision.
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()>;
+
+    /// How transactions of the user's own take part, if the records live where they can. A store
+    /// around another one answers with that one's.
+    fn database(&self) -> Option<Database> {
+        None
+    }
+}
+
+/// A database in which records live beside the user's own data, with what is needed to write them in
+/// a transaction of the user's.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Database {
+    /// The SQLite file of a [`SqliteStore`].
+    #[cfg(feature = "sqlite")]
+    Sqlite(SqliteDatabase),
+    /// The database of a [`PgStore`].
+    #[cfg(feature = "postgres")]
+    Postgres(PgDatabase),
 }
 
 /// Everything `reserve` needs to know.
@@ -114,6 +160,9 @@ pub struct Ask {
     pub method: Box<str>,
     /// The request's path without its query.
     pub path: Box<str>,
+    /// The whole request, of phased work only. The first grant of a generation keeps it beside the
+    /// record, for a worker that may have to go on with it.
+    pub request: Option<Arc<StoredRequest>>,
 }
 
 /// What a free record is reserved for.
@@ -189,7 +238,9 @@ pub enum Write {
     Renew(Duration),
     /// Store the final reply.
     Complete(Reply),
-    /// Known not to have acted: the same request may run again. With a stable code that says why.
+    /// The attempt ends without a reply: the same request may run again. Known not to have acted, but
+    /// for the steps of a phased operation, which then waits at its recovery point. With a stable
+    /// code that says why.
     Release(Box<str>),
     /// May have acted. With a stable code that says why.
     MarkUnknown(Box<str>),
@@ -208,10 +259,71 @@ impl Write {
 pub enum Written {
     /// It was, and is durable.
     Applied,
-    /// It was made before, by this attempt. With the stored reply of a completed record.
+    /// It was made before, by this attempt; or it is late, and this attempt has completed the record,
+    /// whatever it writes now. With the stored reply of a completed record.
     AlreadyMine(Option<Reply>),
     /// It was not: the record moved on. A reply is kept as evidence and not applied.
     Superseded(Option<Box<Record>>),
+}
+
+/// How an attempt moves its phased operation on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Advance {
+    /// A phase, or the result of an effect: moves the recovery point to `name` and saves the result.
+    /// Closes the open effect of that name.
+    Save {
+        /// The name of the step.
+        name: Box<str>,
+        /// What it came to.
+        result: Bytes,
+    },
+    /// The effect of this name is about to be called.
+    Intend {
+        /// The name of the effect.
+        name: Box<str>,
+        /// Whether its downstream is declared idempotent.
+        idempotent: bool,
+    },
+    /// The effect of this name is known not to have acted.
+    Withdraw {
+        /// The name of the effect.
+        name: Box<str>,
+    },
+}
+
+impl Advance {
+    /// The name of the step.
+    pub fn name(&self) -> &str {
+        match self {
+            Advance::Save { name, .. }
+            | Advance::Intend { name, .. }
+            | Advance::Withdraw { name } => name,
+        }
+    }
+}
+
+/// Whether the step was the attempt's to make.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Advanced {
+    /// It was, and is durable.
+    Applied,
+    /// It stands already: the answer to the first call was lost, or an earlier attempt made it.
+    AlreadyMine,
+    /// It was not: the record moved on, or is gone.
+    Superseded(Option<Box<Record>>),
+    /// Steps come one after the other, each name once. With a stable code that says what is wrong;
+    /// nothing happened.
+    Refused(&'static str),
+}
+
+/// A phased operation that waits to be gone on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resumable {
+    /// Its record.
+    pub record: Box<Record>,
+    /// The request it began with, if one was kept.
+    pub request: Option<StoredRequest>,
 }
 
 /// A decision about a record from outside.
@@ -234,7 +346,8 @@ pub struct Resolve {
 pub enum Resolution {
     /// `unknown` becomes `completed`: this is what had happened.
     Complete(Reply),
-    /// `unknown` becomes `failed_retryable`: it did not act, and here is how we know.
+    /// `unknown` becomes `failed_retryable`: it did not act, and here is how we know. A phased
+    /// operation becomes `in_progress`: its open effect did not act, and it waits to be gone on with.
     Release(Proof),
     /// `completed` becomes `expired`: the next use runs as a new generation.
     Void,

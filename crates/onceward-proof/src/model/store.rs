@@ -8,7 +8,7 @@ use onceward::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     machine::{self, Change, Decision},
-    record::{AttemptId, Effects, Fence, Lease, Record, RecordId, State as RecordState},
+    record::{AttemptId, Effects, Fence, Lease, Progress, Record, RecordId, State as RecordState},
     reply::{Reply, ReplyBody},
     store::{
         Ask, Claim, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, Write, Written,
@@ -77,6 +77,7 @@ impl Turn<'_> {
             route: "".into(),
             method: "".into(),
             path: "".into(),
+            request: None,
         }
     }
 
@@ -370,6 +371,7 @@ fn unpack(record: &Stored, id: &RecordId, world: &World) -> Record {
         last_error: None,
         reconcile_after: record.has_ticket.then(now),
         void: record.void,
+        progress: Progress::default(),
     }
 }
 

@@ -6,10 +6,10 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use onceward::{
     machine,
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     store::{
-        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store,
-        StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
+        Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
     },
 };
 use tokio::{
@@ -173,6 +173,19 @@ impl Store for NodeStore {
             }
             answer
         })
+    }
+
+    // The worlds have no phased routes yet.
+    fn advance<'a>(&'a self, _: &'a Lease, _: Advance) -> StoreFuture<'a, Advanced> {
+        Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
+    }
+
+    fn steps<'a>(&'a self, _: &'a RecordId, _: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn resumable(&self, _: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

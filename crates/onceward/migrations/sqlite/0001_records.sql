@@ -32,6 +32,9 @@ CREATE TABLE records (
     last_error      TEXT,
     reconcile_after INTEGER,
     void            INTEGER NOT NULL CHECK (void IN (0, 1)),
+    recovery_point  TEXT,
+    open_effect     TEXT,
+    effect_idempotent INTEGER CHECK (effect_idempotent IN (0, 1)),
     reply_status    INTEGER,
     reply_headers   BLOB,
     reply_schema    TEXT,
@@ -43,6 +46,9 @@ CREATE TABLE records (
     -- A tombstone keeps the status of its reply and nothing else of it.
     CHECK (state = 'expired' OR (state = 'completed') = (reply_status IS NOT NULL)),
     CHECK ((reply_status IS NULL) = (reply_encoding IS NULL)),
+    CHECK ((open_effect IS NULL) = (effect_idempotent IS NULL)),
+    -- A step that was made has acted.
+    CHECK (state <> 'failed_retryable' OR (recovery_point IS NULL AND open_effect IS NULL)),
     CHECK (purge_at >= expires_at)
 ) STRICT;
 
@@ -53,6 +59,45 @@ CREATE INDEX records_expiry ON records (expires_at) WHERE state IN ('completed',
 CREATE INDEX records_purge ON records (purge_at) WHERE state = 'expired';
 -- For the reconciler: unknown outcomes that are due.
 CREATE INDEX records_reconcile ON records (reconcile_after) WHERE state = 'unknown';
+
+-- The steps of a phased operation, as they were committed.
+CREATE TABLE steps (
+    step_id    INTEGER PRIMARY KEY,
+    scope      TEXT    NOT NULL,
+    key        TEXT    NOT NULL,
+    generation INTEGER NOT NULL,
+    ordinal    INTEGER NOT NULL,
+    name       TEXT    NOT NULL,
+    result     BLOB    NOT NULL,
+    UNIQUE (scope, key, generation, name)
+) STRICT;
+
+-- The request of a phased operation, for a worker that has to go on with it.
+CREATE TABLE requests (
+    request_id INTEGER PRIMARY KEY,
+    scope      TEXT    NOT NULL,
+    key        TEXT    NOT NULL,
+    method     TEXT    NOT NULL,
+    uri        TEXT    NOT NULL,
+    headers    BLOB    NOT NULL,
+    body       BLOB    NOT NULL,
+    UNIQUE (scope, key)
+) STRICT;
+
+-- Both go in the very statement in which their record comes to rest, whoever makes it: a generation
+-- never sees what an earlier one left.
+CREATE TRIGGER records_at_rest AFTER UPDATE OF state ON records
+WHEN OLD.state IN ('pending', 'in_progress', 'unknown')
+    AND NEW.state IN ('completed', 'failed_retryable', 'expired')
+BEGIN
+    DELETE FROM steps WHERE scope = NEW.scope AND key = NEW.key;
+    DELETE FROM requests WHERE scope = NEW.scope AND key = NEW.key;
+END;
+CREATE TRIGGER records_removed AFTER DELETE ON records
+BEGIN
+    DELETE FROM steps WHERE scope = OLD.scope AND key = OLD.key;
+    DELETE FROM requests WHERE scope = OLD.scope AND key = OLD.key;
+END;
 
 -- What a person may have to understand later. Lives longer than the record it is about.
 CREATE TABLE audit_records (

@@ -55,6 +55,7 @@ impl Engine {
             route: Box::from(&*policy.name),
             method: parts.method.as_str().into(),
             path: shortened(parts.uri.path()),
+            request: None,
         }
     }
 
@@ -192,6 +193,7 @@ impl Engine {
             route: record.route.clone(),
             method: record.method.clone(),
             path: record.path.clone(),
+            request: None,
         };
         let reservation = Reservation::Occupied { record, lease_ran_out: false };
         machine::decide(reservation, &ask, self.clock.now())

@@ -56,6 +56,7 @@ fn ask() -> Ask {
         route: "pay".into(),
         method: "POST".into(),
         path: "/payments".into(),
+        request: None,
     }
 }
 

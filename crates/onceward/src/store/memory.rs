@@ -10,13 +10,13 @@ use std::{
 };
 
 use super::{
-    Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store, StoreError,
-    StoreErrorKind, StoreFuture, Swept, Write, Written,
+    Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved,
+    Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
 };
 use crate::{
     clock::{Clock, SystemClock},
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
 };
 
 const SHARDS: usize = 64;
@@ -40,7 +40,16 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct Shard {
     records: HashMap<RecordId, Record>,
+    beside: HashMap<RecordId, Beside>,
     audit: HashMap<RecordId, Vec<AuditRecord>>,
+}
+
+/// What is kept beside a record that is not terminal. All of it belongs to one generation, since
+/// there is no way to the next one but through a terminal state.
+#[derive(Debug, Default)]
+struct Beside {
+    request: Option<Arc<StoredRequest>>,
+    steps: Vec<SavedStep>,
 }
 
 impl MemoryStore {
@@ -82,7 +91,11 @@ impl MemoryStore {
     ) -> Result<A, StoreError> {
         let mut shard = self.shard(id);
         let step = decide(shard.records.get(id));
-        self.apply(&mut shard, id, step.change)?;
+        self.take(&mut shard, id, step)
+    }
+
+    fn take<A>(&self, shard: &mut Shard, id: &RecordId, step: Step<A>) -> Result<A, StoreError> {
+        self.apply(shard, id, step.change)?;
         if let Some(audit) = step.audit {
             shard.remember(audit);
         }
@@ -99,9 +112,13 @@ impl MemoryStore {
                     let full = format!("full: it holds {} records already", self.len_max);
                     return Err(StoreError::new(StoreErrorKind::Unavailable, "memory", full));
                 }
+                if record.state.is_terminal() {
+                    shard.beside.remove(id);
+                }
                 shard.records.insert(id.clone(), *record);
             }
             Change::Remove => {
+                shard.beside.remove(id);
                 if shard.records.remove(id).is_some() {
                     self.len.fetch_sub(1, Ordering::Relaxed);
                 }
@@ -118,6 +135,10 @@ impl Default for MemoryStore {
 }
 
 impl Shard {
+    fn steps(&self, id: &RecordId) -> &[SavedStep] {
+        self.beside.get(id).map_or(&[], |beside| &beside.steps)
+    }
+
     fn remember(&mut self, audit: AuditRecord) {
         let remembered = self.audit.entry(audit.id.clone()).or_default();
         let is_known = |known: &AuditRecord| {
@@ -131,8 +152,8 @@ impl Shard {
     }
 }
 
-/// A poisoned lock is taken all the same: every step on a record is one assignment, so that a panic
-/// cannot have left it half done.
+/// A poisoned lock is taken all the same: nothing panics between the assignments of a step, so that
+/// it cannot have been left half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -146,7 +167,15 @@ fn ready<'a, T: Send + 'a>(
 
 impl Store for MemoryStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        ready(move || self.step(&ask.id, |found| machine::reserve(found, &ask, self.clock.now())))
+        ready(move || {
+            let mut shard = self.shard(&ask.id);
+            let step = machine::reserve(shard.records.get(&ask.id), &ask, self.clock.now());
+            let answer = self.take(&mut shard, &ask.id, step)?;
+            if let Some(request) = ask.request.filter(|_| machine::keeps_request(&answer)) {
+                shard.beside.entry(ask.id).or_default().request.get_or_insert(request);
+            }
+            Ok(answer)
+        })
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
@@ -156,6 +185,47 @@ impl Store for MemoryStore {
     fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
         ready(move || {
             self.step(&lease.id, |found| machine::write(found, lease, write, self.clock.now()))
+        })
+    }
+
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
+        ready(move || {
+            let mut shard = self.shard(&lease.id);
+            let saved = shard.steps(&lease.id).iter().any(|step| *step.name == *advance.name());
+            let step = machine::advance(shard.records.get(&lease.id), lease, &advance, saved);
+            let answer = self.take(&mut shard, &lease.id, step)?;
+            if let (Advanced::Applied, Advance::Save { name, result }) = (&answer, advance) {
+                let beside = shard.beside.entry(lease.id.clone()).or_default();
+                beside.steps.push(SavedStep { name, result });
+            }
+            Ok(answer)
+        })
+    }
+
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        ready(move || {
+            let shard = self.shard(id);
+            let is_current = shard.records.get(id).is_some_and(|it| it.generation == generation);
+            Ok(if is_current { shard.steps(id).to_vec() } else { Vec::new() })
+        })
+    }
+
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        ready(move || {
+            let now = self.clock.now();
+            let mut resumable = Vec::new();
+            for shard in &self.shards {
+                let shard = lock(shard);
+                let due = shard.records.values().filter(|it| machine::is_resumable(it, now));
+                resumable.extend(due.map(|record| {
+                    let kept = shard.beside.get(&record.id);
+                    let request = kept.and_then(|beside| beside.request.as_deref().cloned());
+                    Resumable { record: Box::new(record.clone()), request }
+                }));
+            }
+            resumable.sort_by_key(|one| one.record.lease_until);
+            resumable.truncate(limit as usize);
+            Ok(resumable)
         })
     }
 

@@ -19,16 +19,17 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store, StoreError,
-    StoreErrorKind, StoreFuture, Swept, Write, Written,
+    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
+    Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
 };
 
 mod alone;
+mod beside;
 mod due;
 mod error;
 mod open;
@@ -36,6 +37,7 @@ mod row;
 mod sql;
 mod writer;
 
+use beside::Beside;
 pub use open::OpenError;
 #[cfg(feature = "testing")]
 pub(crate) use row::fuzz::fuzz_record;
@@ -78,6 +80,20 @@ pub struct SqliteStore {
     /// Ends with the writer, after it closed the file.
     writer: watch::Receiver<()>,
     stats: Arc<Stats>,
+    clock: Arc<dyn Clock>,
+}
+
+/// The file of a [`SqliteStore`], for transactions of the user's own in it.
+#[derive(Clone, Debug)]
+pub struct SqliteDatabase {
+    clock: Arc<dyn Clock>,
+}
+
+impl SqliteDatabase {
+    /// What time it is for its records.
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
 }
 
 /// How many store calls may stand in line before callers wait for a place.
@@ -105,10 +121,11 @@ impl SqliteStore {
     pub async fn open(mut options: SqliteOptions) -> Result<Self, OpenError> {
         let connection = open::open(&mut options).await?;
         let stats = Arc::new(Stats::default());
+        let clock = Arc::clone(&options.clock);
         let (work, line) = mpsc::channel(LINE_MAX);
         let (alive, writer) = watch::channel(());
         tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line, alive));
-        Ok(SqliteStore { work, writer, stats })
+        Ok(SqliteStore { work, writer, stats, clock })
     }
 
     /// Finishes what stands in line, and closes the file. Later calls fail.
@@ -134,8 +151,19 @@ impl SqliteStore {
         id: RecordId,
         decide: impl Fn(Option<&Record>, Timestamp) -> Step<A> + Send + 'static,
     ) -> StoreFuture<'_, A> {
+        self.step_beside(id, None, move |found, _, now| (decide(found, now), None))
+    }
+
+    /// The same with more to write than the record. If it is about a step of a phased operation, it
+    /// is told whether that is saved.
+    fn step_beside<A: Send + 'static>(
+        &self,
+        id: RecordId,
+        step_name: Option<Box<str>>,
+        decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
+    ) -> StoreFuture<'_, A> {
         self.ask(move |sender| {
-            Work::Step(Box::new(RecordStep { id, decide, answer: None, sender }))
+            Work::Step(Box::new(RecordStep { id, step_name, decide, answer: None, sender }))
         })
     }
 
@@ -175,12 +203,22 @@ fn closed(kind: StoreErrorKind) -> StoreError {
 /// A step on one record, as it stands in line. Runs again when its batch has to be split up.
 trait PendingStep: Send {
     fn id(&self) -> &RecordId;
-    fn run(&mut self, found: Option<&Record>, now: Timestamp) -> (Change, Option<AuditRecord>);
+    /// The step of a phased operation that it is about.
+    fn step_name(&self) -> Option<&str>;
+    fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran;
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
+}
+
+/// What a step has to write.
+struct Ran {
+    change: Change,
+    audit: Option<AuditRecord>,
+    beside: Option<Beside>,
 }
 
 struct RecordStep<A, F> {
     id: RecordId,
+    step_name: Option<Box<str>>,
     decide: F,
     answer: Option<A>,
     sender: oneshot::Sender<Result<A, StoreError>>,
@@ -188,16 +226,20 @@ struct RecordStep<A, F> {
 
 impl<A: Send, F> PendingStep for RecordStep<A, F>
 where
-    F: Fn(Option<&Record>, Timestamp) -> Step<A> + Send,
+    F: Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send,
 {
     fn id(&self) -> &RecordId {
         &self.id
     }
 
-    fn run(&mut self, found: Option<&Record>, now: Timestamp) -> (Change, Option<AuditRecord>) {
-        let step = (self.decide)(found, now);
+    fn step_name(&self) -> Option<&str> {
+        self.step_name.as_deref()
+    }
+
+    fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran {
+        let (step, beside) = (self.decide)(found, saved, now);
         self.answer = Some(step.answer);
-        (step.change, step.audit)
+        Ran { change: step.change, audit: step.audit, beside }
     }
 
     fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
@@ -210,7 +252,11 @@ where
 
 impl Store for SqliteStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        self.step(ask.id.clone(), move |found, now| machine::reserve(found, &ask, now))
+        self.step_beside(ask.id.clone(), None, move |found, _, now| {
+            let step = machine::reserve(found, &ask, now);
+            let kept = ask.request.clone().filter(|_| machine::keeps_request(&step.answer));
+            (step, kept.map(Beside::Request))
+        })
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
@@ -222,6 +268,30 @@ impl Store for SqliteStore {
         self.step(lease.id.clone(), move |found, now| {
             machine::write(found, &guard, write.clone(), now)
         })
+    }
+
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
+        let guard = Lease { id: lease.id.clone(), ..*lease };
+        let name = Some(advance.name().into());
+        self.step_beside(lease.id.clone(), name, move |found, saved, _| {
+            let step = machine::advance(found, &guard, &advance, saved);
+            let kept = match (&step.answer, &advance) {
+                (Advanced::Applied, Advance::Save { name, result }) => {
+                    Some(Beside::Step(SavedStep { name: name.clone(), result: result.clone() }))
+                }
+                _ => None,
+            };
+            (step, kept)
+        })
+    }
+
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        let id = id.clone();
+        self.ask(move |sender| Work::Steps(id, generation, sender))
+    }
+
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.ask(move |sender| Work::Resumable(limit, sender))
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
@@ -263,5 +333,9 @@ impl Store for SqliteStore {
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
         let identity = identity.clone();
         self.ask(move |sender| Work::AcceptIdentity(identity, sender))
+    }
+
+    fn database(&self) -> Option<Database> {
+        Some(Database::Sqlite(SqliteDatabase { clock: Arc::clone(&self.clock) }))
     }
 }

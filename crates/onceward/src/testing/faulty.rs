@@ -6,10 +6,11 @@ use std::{
 };
 
 use crate::{
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     store::{
-        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store,
-        StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
+        Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
+        Written,
     },
 };
 
@@ -23,6 +24,11 @@ pub enum StoreCall {
     Complete,
     Release,
     MarkUnknown,
+    Save,
+    Intend,
+    Withdraw,
+    Steps,
+    Resumable,
     Resolve,
     Load,
     Audit,
@@ -35,13 +41,18 @@ pub enum StoreCall {
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 14] = [
+    pub const ALL: [StoreCall; 19] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
         StoreCall::Complete,
         StoreCall::Release,
         StoreCall::MarkUnknown,
+        StoreCall::Save,
+        StoreCall::Intend,
+        StoreCall::Withdraw,
+        StoreCall::Steps,
+        StoreCall::Resumable,
         StoreCall::Resolve,
         StoreCall::Load,
         StoreCall::Audit,
@@ -59,6 +70,15 @@ impl StoreCall {
             Write::Complete(_) => StoreCall::Complete,
             Write::Release(_) => StoreCall::Release,
             Write::MarkUnknown(_) => StoreCall::MarkUnknown,
+        }
+    }
+
+    /// Which call an advance is.
+    pub fn of_advance(advance: &Advance) -> Self {
+        match advance {
+            Advance::Save { .. } => StoreCall::Save,
+            Advance::Intend { .. } => StoreCall::Intend,
+            Advance::Withdraw { .. } => StoreCall::Withdraw,
         }
     }
 }
@@ -166,6 +186,27 @@ macro_rules! wrapped_store {
                 self.call(StoreCall::of(&write), move || self.inner.write(lease, write))
             }
 
+            fn advance<'a>(
+                &'a self,
+                lease: &'a Lease,
+                advance: Advance,
+            ) -> StoreFuture<'a, Advanced> {
+                let call = StoreCall::of_advance(&advance);
+                self.call(call, move || self.inner.advance(lease, advance))
+            }
+
+            fn steps<'a>(
+                &'a self,
+                id: &'a RecordId,
+                generation: u32,
+            ) -> StoreFuture<'a, Vec<SavedStep>> {
+                self.call(StoreCall::Steps, move || self.inner.steps(id, generation))
+            }
+
+            fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+                self.call(StoreCall::Resumable, move || self.inner.resumable(limit))
+            }
+
             fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
                 self.call(StoreCall::Resolve, move || self.inner.resolve(resolve))
             }
@@ -199,6 +240,10 @@ macro_rules! wrapped_store {
 
             fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
                 self.call(StoreCall::AcceptIdentity, move || self.inner.accept_identity(identity))
+            }
+
+            fn database(&self) -> Option<Database> {
+                self.inner.database()
             }
         }
     };

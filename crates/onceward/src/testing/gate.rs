@@ -6,10 +6,10 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::faulty::{StoreCall, wrapped_store};
 use crate::{
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     store::{
-        Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved, Store,
-        StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
+        Resolve, Resolved, Resumable, Store, StoreFuture, Swept, Write, Written,
     },
 };
 

@@ -1,12 +1,15 @@
 //! The oracle: the machine over a `BTreeMap`, one call after the other.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     clock::Timestamp,
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId},
-    store::{Ask, Claim, Reaped, Reservation, Resolve, Resolved, Swept, Write, Written},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
+    store::{
+        Advance, Advanced, Ask, Claim, Reaped, Reservation, Resolve, Resolved, Resumable, Swept,
+        Write, Written,
+    },
 };
 
 /// What a store must do, as plain data: the rules of [`crate::machine`] on a map. A store and a
@@ -15,7 +18,15 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     records: BTreeMap<RecordId, Record>,
+    beside: BTreeMap<RecordId, Beside>,
     audit: BTreeMap<RecordId, Trail>,
+}
+
+/// What is kept beside a record as long as it is not terminal.
+#[derive(Clone, Debug, Default)]
+struct Beside {
+    request: Option<Arc<StoredRequest>>,
+    steps: Vec<SavedStep>,
 }
 
 /// The audit records of one scope and key.
@@ -31,7 +42,11 @@ impl Model {
     /// See [`crate::Store::reserve`].
     pub fn reserve(&mut self, ask: &Ask, now: Timestamp) -> Reservation {
         let step = machine::reserve(self.records.get(&ask.id), ask, now);
-        self.apply(&ask.id, step)
+        let answer = self.apply(&ask.id, step);
+        if let Some(request) = ask.request.clone().filter(|_| machine::keeps_request(&answer)) {
+            self.beside.entry(ask.id.clone()).or_default().request.get_or_insert(request);
+        }
+        answer
     }
 
     /// See [`crate::Store::claim`].
@@ -44,6 +59,61 @@ impl Model {
     pub fn write(&mut self, lease: &Lease, write: Write, now: Timestamp) -> Written {
         let step = machine::write(self.records.get(&lease.id), lease, write, now);
         self.apply(&lease.id, step)
+    }
+
+    /// See [`crate::Store::advance`].
+    pub fn advance(&mut self, lease: &Lease, advance: Advance) -> Advanced {
+        let mut saved = self.kept_steps(&lease.id).iter();
+        let saved = saved.any(|step| *step.name == *advance.name());
+        let step = machine::advance(self.records.get(&lease.id), lease, &advance, saved);
+        let answer = self.apply(&lease.id, step);
+        if let (Advanced::Applied, Advance::Save { name, result }) = (&answer, advance) {
+            let beside = self.beside.entry(lease.id.clone()).or_default();
+            beside.steps.push(SavedStep { name, result });
+        }
+        answer
+    }
+
+    /// See [`crate::Store::steps`].
+    pub fn steps(&self, id: &RecordId, generation: u32) -> Vec<SavedStep> {
+        let record = self.records.get(id).filter(|record| record.generation == generation);
+        record.map_or_else(Vec::new, |record| self.kept_steps(&record.id).to_vec())
+    }
+
+    fn kept_steps(&self, id: &RecordId) -> &[SavedStep] {
+        self.beside.get(id).map_or(&[], |beside| &beside.steps)
+    }
+
+    /// Whether a store may answer this to [`crate::Store::resumable`]. Which of those whose leases
+    /// ended together it tells of first is its own affair.
+    ///
+    /// # Errors
+    /// With all that could be resumed, oldest lease first.
+    pub fn agrees_on_resumable(
+        &self,
+        held: &[Resumable],
+        limit: u32,
+        now: Timestamp,
+    ) -> Result<(), String> {
+        let records = self.records.values().filter(|record| machine::is_resumable(record, now));
+        let mut due: Vec<Resumable> = records
+            .map(|record| {
+                let kept = self.beside.get(&record.id);
+                let request = kept.and_then(|beside| beside.request.as_deref().cloned());
+                Resumable { record: Box::new(record.clone()), request }
+            })
+            .collect();
+        due.sort_by_key(|one| one.record.lease_until);
+        let lease_ends = |of: &[Resumable]| -> Vec<Timestamp> {
+            of.iter().map(|one| one.record.lease_until).take(limit as usize).collect()
+        };
+        let is_told_twice = |one: &Resumable| {
+            held.iter().filter(|other| other.record.id == one.record.id).count() > 1
+        };
+        let agreed = held.len() == due.len().min(limit as usize)
+            && lease_ends(held) == lease_ends(&due)
+            && held.iter().all(|one| due.contains(one) && !is_told_twice(one));
+        if agreed { Ok(()) } else { Err(format!("{due:?}")) }
     }
 
     /// See [`crate::Store::resolve`].
@@ -106,7 +176,10 @@ impl Model {
         for (id, record) in std::mem::take(&mut self.records) {
             match machine::reap(&record, now) {
                 Change::Keep => drop(self.records.insert(id, record)),
-                Change::Put(left) => drop(self.records.insert(id, *left)),
+                Change::Put(left) => {
+                    self.beside.remove(&id);
+                    self.records.insert(id, *left);
+                }
                 Change::Remove => self.forget(&id),
             }
         }
@@ -136,6 +209,7 @@ impl Model {
     }
 
     fn forget(&mut self, id: &RecordId) {
+        self.beside.remove(id);
         if let Some(trail) = self.audit.get_mut(id) {
             trail.about_purged = trail.all.len();
         }
@@ -144,8 +218,16 @@ impl Model {
     fn apply<A>(&mut self, id: &RecordId, step: Step<A>) -> A {
         match step.change {
             Change::Keep => {}
-            Change::Put(record) => drop(self.records.insert(id.clone(), *record)),
-            Change::Remove => drop(self.records.remove(id)),
+            Change::Put(record) => {
+                if record.state.is_terminal() {
+                    self.beside.remove(id);
+                }
+                self.records.insert(id.clone(), *record);
+            }
+            Change::Remove => {
+                self.beside.remove(id);
+                self.records.remove(id);
+            }
         }
         if let Some(audit) = step.audit {
             let trail = self.audit.entry(id.clone()).or_default();

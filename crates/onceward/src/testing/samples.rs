@@ -59,6 +59,7 @@ pub fn ask(key: &str) -> Ask {
         route: "payments".into(),
         method: "POST".into(),
         path: "/payments".into(),
+        request: None,
     }
 }
 

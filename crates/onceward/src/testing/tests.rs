@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{
     clock::ManualClock,
-    record::{AuditRecord, Fence, Lease, Record, RecordId},
+    record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep},
     store::{
-        Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation, Resolve, Resolved,
-        Store, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation,
+        Resolve, Resolved, Resumable, Store, StoreErrorKind, StoreFuture, Swept, Write, Written,
     },
 };
 
@@ -76,6 +76,18 @@ impl Store for Broken {
             let forged = Lease { id, attempt: record.attempt, fence: record.fence, ..*lease };
             self.inner.write(&forged, write).await
         })
+    }
+
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
+        self.inner.advance(lease, advance)
+    }
+
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        self.inner.steps(id, generation)
+    }
+
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.inner.resumable(limit)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

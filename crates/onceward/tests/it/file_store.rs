@@ -32,6 +32,7 @@ pub(crate) fn ask(key: &str) -> Ask {
         route: "default".into(),
         method: "POST".into(),
         path: "/charges".into(),
+        request: None,
     }
 }
 

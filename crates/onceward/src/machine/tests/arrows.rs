@@ -41,6 +41,7 @@ fn a_free_key_is_granted_as_the_first_attempt_of_the_first_generation() {
         last_error: None,
         reconcile_after: None,
         void: false,
+        progress: Progress::default(),
     };
     assert_eq!(record, expected);
 }

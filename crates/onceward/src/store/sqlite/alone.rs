@@ -1,15 +1,16 @@
 //! A step that stands alone in line takes one statement instead of a transaction of four.
 //!
 //! It is run on what we believe the record to be: absent, or as we wrote it last. The statement
-//! holds only if that is still so, because another process may have been at the file; if not, the
-//! step goes the long way.
+//! holds only if that is still so, because another process may have been at the file, or a transaction
+//! of the user's; if not, the step goes the long way. So does a step with more to write than its
+//! record. What goes with a record that comes to rest goes by triggers.
 
 use std::{collections::HashMap, sync::atomic::Ordering};
 
 use super::{
-    PendingStep,
+    PendingStep, Ran,
     error::Moment,
-    row::{bind_id, bind_record, bind_rest},
+    row::{bind_id, bind_progress, bind_record, bind_rest},
     sql::{INSERT_IF_ABSENT, UPDATE_IF_UNCHANGED},
     writer::{Failure, Outcome, Writer},
 };
@@ -41,19 +42,26 @@ impl Recent {
 impl Writer {
     /// Tries the short way. `false` means that nothing was done.
     pub(super) async fn alone(&mut self, step: &mut Box<dyn PendingStep>) -> Outcome<bool> {
+        if step.step_name().is_some() {
+            return Ok(false);
+        }
         let believed = self.recent.0.get(step.id()).cloned();
-        let (change, audit) = step.run(believed.as_ref(), self.options.clock.now());
-        let (Change::Put(record), None) = (change, audit) else { return Ok(false) };
+        let ran = step.run(believed.as_ref(), false, self.options.clock.now());
+        let Ran { change: Change::Put(record), audit: None, beside: None } = ran else {
+            return Ok(false);
+        };
         let query = match &believed {
             None => bind_record(sqlx::query(INSERT_IF_ABSENT), &record),
             Some(believed) => {
                 let query = bind_rest(sqlx::query(UPDATE_IF_UNCHANGED), &record);
-                bind_id(query, &believed.id)
+                let query = bind_id(query, &believed.id)
                     .bind(i64::from(believed.generation))
                     .bind(believed.state.name())
                     .bind(believed.fence.number())
                     .bind(believed.attempt.as_bytes().to_vec())
                     .bind(believed.lease_until.as_micros())
+                    .bind(believed.last_error.as_deref().map(str::to_owned));
+                bind_progress(query, &believed.progress)
             }
         };
         match query.execute(self.connection().await?).await {

@@ -4,7 +4,7 @@
 use super::{
     row::read_record,
     sql::{DUE_LEASES, DUE_RETENTION},
-    writer::{Outcome, Writer},
+    writer::{Changes, Outcome, Writer},
 };
 use crate::{
     clock::Timestamp,
@@ -44,7 +44,8 @@ impl Writer {
                     audits.extend(step.audit.clone());
                 }
             }
-            self.write_and_commit(&puts, &[], &audits).await?;
+            self.write_and_commit(Changes { puts: &puts, audits: &audits, ..Changes::default() })
+                .await?;
             left_alone += rows - puts.len() as u32;
             swept.extend(steps.into_iter().filter_map(|step| step.answer));
             if rows < page || swept.len() as u32 >= limit {
@@ -72,7 +73,8 @@ impl Writer {
                     Change::Remove => removed.push(*id),
                 }
             }
-            self.write_and_commit(&puts, &removed, &[]).await?;
+            self.write_and_commit(Changes { puts: &puts, removed: &removed, ..Changes::default() })
+                .await?;
             left_alone += rows - (puts.len() + removed.len()) as u32;
             reaped.expired += puts.len() as u32;
             reaped.purged += removed.len() as u32;

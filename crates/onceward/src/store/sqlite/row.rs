@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::StatusCode;
 use sha2::{Digest as _, Sha256};
 use sqlx::{Row as _, Sqlite, query::Query, sqlite::SqliteArguments, sqlite::SqliteRow};
 
+use super::super::headers::{decode_headers, encode_headers};
 use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     key::Key,
-    record::{AttemptId, AuditEvent, AuditRecord, Effects, Fence, Record, RecordId, State},
+    record::{
+        AttemptId, AuditEvent, AuditRecord, Effects, Fence, OpenEffect, Progress, Record, RecordId,
+        State,
+    },
     reply::{Reply, ReplyBody},
     scope::Scope,
 };
@@ -21,7 +25,7 @@ type Values<'q> = Query<'q, Sqlite, SqliteArguments>;
 /// A row that is not what we wrote.
 #[derive(Debug, thiserror::Error)]
 #[error("column {0} cannot be read")]
-pub(super) struct BadRow(&'static str);
+pub(super) struct BadRow(pub(super) &'static str);
 
 /// The columns of a record, in the order of [`bind_record`] and [`read_record`].
 macro_rules! record_columns {
@@ -36,13 +40,14 @@ macro_rules! rest_columns {
     () => {
         "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
-         expires_at, retention, purge_at, last_error, reconcile_after, void, reply_status, \
-         reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest"
+         expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
+         open_effect, effect_idempotent, reply_status, reply_headers, reply_schema, \
+         reply_encoding, reply_length, reply_body, reply_digest"
     };
 }
 pub(super) use rest_columns;
 
-pub(super) const RECORD_COLUMN_COUNT: usize = 31;
+pub(super) const RECORD_COLUMN_COUNT: usize = 34;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     bind_rest(bind_id(values, &record.id), record)
@@ -77,7 +82,15 @@ pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
         .bind(record.last_error.as_deref().map(str::to_owned))
         .bind(record.reconcile_after.map(Timestamp::as_micros))
         .bind(i64::from(record.void));
-    bind_reply(values, record.reply.as_ref())
+    bind_reply(bind_progress(values, &record.progress), record.reply.as_ref())
+}
+
+pub(super) fn bind_progress<'q>(values: Values<'q>, progress: &Progress) -> Values<'q> {
+    let open = progress.open_effect.as_ref();
+    values
+        .bind(progress.recovery_point.as_deref().map(str::to_owned))
+        .bind(open.map(|effect| effect.name.to_string()))
+        .bind(open.map(|effect| i64::from(effect.idempotent)))
 }
 
 pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<'q> {
@@ -169,6 +182,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
         last_error: None,
         reconcile_after: None,
         void: false,
+        progress: Progress::default(),
         reply: None,
     };
     let purge_at = columns.time("purge_at")?;
@@ -178,11 +192,8 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     }
     record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
     record.reconcile_after = columns.optional_time("reconcile_after")?;
-    record.void = match columns.integer("void")? {
-        0 => false,
-        1 => true,
-        _ => return Err(BadRow("void")),
-    };
+    record.void = columns.flag("void")?;
+    record.progress = columns.progress()?;
     record.reply = columns.reply()?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {
@@ -206,13 +217,13 @@ pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
 }
 
 /// Reads a row column by column, in order.
-struct Columns<'r> {
-    row: &'r SqliteRow,
-    next: usize,
+pub(super) struct Columns<'r> {
+    pub(super) row: &'r SqliteRow,
+    pub(super) next: usize,
 }
 
 impl<'r> Columns<'r> {
-    fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
+    pub(super) fn get<T>(&mut self, name: &'static str) -> Result<T, BadRow>
     where
         T: sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite>,
     {
@@ -221,7 +232,7 @@ impl<'r> Columns<'r> {
         self.row.try_get(column).map_err(|_| BadRow(name))
     }
 
-    fn id(&mut self) -> Result<RecordId, BadRow> {
+    pub(super) fn id(&mut self) -> Result<RecordId, BadRow> {
         let scope = Scope::new(self.text("scope")?).map_err(|_| BadRow("scope"))?;
         let key = Key::new(self.text("key")?).map_err(|_| BadRow("key"))?;
         Ok(RecordId { scope, key })
@@ -235,7 +246,7 @@ impl<'r> Columns<'r> {
         self.get::<Option<T>>(name)?.ok_or(BadRow(name))
     }
 
-    fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
+    pub(super) fn text(&mut self, name: &'static str) -> Result<&'r str, BadRow> {
         self.present(name)
     }
 
@@ -243,7 +254,7 @@ impl<'r> Columns<'r> {
         self.present(name)
     }
 
-    fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
+    pub(super) fn number<N: TryFrom<i64>>(&mut self, name: &'static str) -> Result<N, BadRow> {
         self.integer(name)?.try_into().map_err(|_| BadRow(name))
     }
 
@@ -261,6 +272,26 @@ impl<'r> Columns<'r> {
 
     fn duration(&mut self, name: &'static str) -> Result<Duration, BadRow> {
         self.number(name).map(Duration::from_micros)
+    }
+
+    fn flag(&mut self, name: &'static str) -> Result<bool, BadRow> {
+        flag(self.integer(name)?, name)
+    }
+
+    fn progress(&mut self) -> Result<Progress, BadRow> {
+        let recovery_point: Option<&str> = self.get("recovery_point")?;
+        let open: Option<&str> = self.get("open_effect")?;
+        let idempotent: Option<i64> = self.get("effect_idempotent")?;
+        let open_effect = match (open, idempotent) {
+            (None, None) => None,
+            (Some(name), Some(idempotent)) => {
+                let idempotent = flag(idempotent, "effect_idempotent")?;
+                Some(OpenEffect { name: name.into(), idempotent })
+            }
+            // Half an open effect is not "none open".
+            _ => return Err(BadRow("open_effect")),
+        };
+        Ok(Progress { recovery_point: recovery_point.map(Into::into), open_effect })
     }
 
     fn reply(&mut self) -> Result<Option<Reply>, BadRow> {
@@ -322,42 +353,16 @@ fn digest(reply: &Reply) -> [u8; 8] {
     hash.first_chunk().copied().unwrap_or_default()
 }
 
+fn flag(number: i64, name: &'static str) -> Result<bool, BadRow> {
+    match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(BadRow(name)),
+    }
+}
+
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
-}
-
-/// The version of the header encoding, first byte of what is stored.
-const HEADERS_VERSION: u8 = 1;
-
-/// Each header as two strings with their lengths in front: no character needs escaping.
-fn encode_headers(headers: &[(HeaderName, HeaderValue)]) -> Vec<u8> {
-    let mut encoded = vec![HEADERS_VERSION];
-    for (name, value) in headers {
-        for part in [name.as_str().as_bytes(), value.as_bytes()] {
-            encoded.extend(u32::try_from(part.len()).unwrap_or(u32::MAX).to_be_bytes());
-            encoded.extend(part);
-        }
-    }
-    encoded
-}
-
-fn decode_headers(encoded: &[u8]) -> Option<Vec<(HeaderName, HeaderValue)>> {
-    let (version, mut rest) = encoded.split_first()?;
-    if *version != HEADERS_VERSION {
-        return None;
-    }
-    let mut part = || {
-        let (length, after) = rest.split_first_chunk::<4>()?;
-        let (part, after) = after.split_at_checked(u32::from_be_bytes(*length) as usize)?;
-        rest = after;
-        Some(part)
-    };
-    let mut headers = Vec::new();
-    while let Some(name) = part() {
-        let name = HeaderName::from_bytes(name).ok()?;
-        headers.push((name, HeaderValue::from_bytes(part()?).ok()?));
-    }
-    rest.is_empty().then_some(headers)
 }
 
 #[cfg(feature = "testing")]
@@ -365,29 +370,6 @@ pub(crate) mod fuzz;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn headers_survive_their_encoding_in_order() {
-        let headers = vec![
-            (HeaderName::from_static("link"), HeaderValue::from_static("<a>; rel=\"next\"")),
-            (HeaderName::from_static("x-empty"), HeaderValue::from_static("")),
-            (HeaderName::from_static("link"), HeaderValue::from_bytes(b"\xe9").expect("obs-text")),
-        ];
-        assert_eq!(decode_headers(&encode_headers(&headers)), Some(headers));
-        assert_eq!(decode_headers(&encode_headers(&[])), Some(Vec::new()));
-    }
-
-    #[test]
-    fn damaged_headers_are_not_taken_for_fewer_headers() {
-        let headers = vec![(HeaderName::from_static("etag"), HeaderValue::from_static("abc"))];
-        let encoded = encode_headers(&headers);
-        for cut in 0..encoded.len() {
-            let damaged = encoded.get(..cut).expect("a prefix");
-            // One byte is the version alone: no headers at all, which is what it says.
-            assert_eq!(decode_headers(damaged).is_some(), cut == 1, "cut at {cut}");
-        }
-        assert_eq!(decode_headers(&[2]), None, "an unknown version");
-    }
 
     #[test]
     fn a_body_is_compressed_only_when_it_pays() {

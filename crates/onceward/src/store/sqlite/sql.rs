@@ -11,11 +11,12 @@ pub(super) const LOAD: &str = concat!(
      FROM json_each(?)) CROSS JOIN records ON scope = asked_scope AND key = asked_key"
 );
 
-/// A lease that ran out; phased work is resumed by whoever reserves it next.
+/// A lease that ran out; phased work is resumed by whoever reserves it next, if it may go on.
 pub(super) const DUE_LEASES: &str = concat!(
     "SELECT ",
     record_columns!(),
-    " FROM records WHERE state = 'in_progress' AND lease_until <= ? AND effects <> 'phased' \
+    " FROM records WHERE state = 'in_progress' AND lease_until <= ? \
+     AND (effects <> 'phased' OR effect_idempotent = 0) \
      ORDER BY lease_until LIMIT ? OFFSET ?"
 );
 
@@ -43,7 +44,7 @@ pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, ge
 macro_rules! row {
     () => {
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-         ?)"
+         ?, ?, ?, ?)"
     };
 }
 
@@ -65,6 +66,8 @@ macro_rules! put {
              expires_at = excluded.expires_at, retention = excluded.retention, \
              purge_at = excluded.purge_at, last_error = excluded.last_error, \
              reconcile_after = excluded.reconcile_after, void = excluded.void, \
+             recovery_point = excluded.recovery_point, open_effect = excluded.open_effect, \
+             effect_idempotent = excluded.effect_idempotent, \
              reply_status = excluded.reply_status, reply_headers = excluded.reply_headers, \
              reply_schema = excluded.reply_schema, reply_encoding = excluded.reply_encoding, \
              reply_length = excluded.reply_length, reply_body = excluded.reply_body, \
@@ -86,10 +89,55 @@ pub(super) const INSERT_IF_ABSENT: &str = concat!(
 pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
     "UPDATE records SET (",
     rest_columns!(),
-    ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) \
-     WHERE scope = ? AND key = ? \
-     AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ?"
+    ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
+     ?, ?, ?) WHERE scope = ? AND key = ? \
+     AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ? \
+     AND last_error IS ? AND recovery_point IS ? AND open_effect IS ? AND effect_idempotent IS ?"
 );
+
+/// The requests of those that can be resumed, as columns beside those of the record.
+macro_rules! request_columns {
+    () => {
+        "kept_method, kept_uri, kept_headers, kept_body"
+    };
+}
+
+/// Phased work whose lease is over and that may go on.
+pub(super) const RESUMABLE: &str = concat!(
+    "SELECT ",
+    record_columns!(),
+    ", ",
+    request_columns!(),
+    " FROM records LEFT JOIN (\
+     SELECT scope AS kept_scope, key AS kept_key, method AS kept_method, uri AS kept_uri, \
+     headers AS kept_headers, body AS kept_body FROM requests) \
+     ON kept_scope = scope AND kept_key = key \
+     WHERE state = 'in_progress' AND lease_until <= ? AND effects = 'phased' \
+     AND effect_idempotent IS NOT 0 ORDER BY lease_until LIMIT ? OFFSET ?"
+);
+
+pub(super) const STEPS: &str = "SELECT name, result FROM steps \
+    WHERE scope = ? AND key = ? AND generation = ? ORDER BY ordinal";
+
+/// Which of the steps that are asked for are saved, and in which generation.
+pub(super) const SAVED: &str = "SELECT position, generation FROM (\
+    SELECT key AS position, value ->> 0 AS asked_scope, value ->> 1 AS asked_key, \
+    value ->> 2 AS asked_name FROM json_each(?)) CROSS JOIN steps \
+    ON scope = asked_scope AND key = asked_key AND name = asked_name";
+
+pub(super) const SAVE_STEP: &str = "INSERT INTO steps (scope, key, generation, name, result, \
+    ordinal) VALUES (?1, ?2, ?3, ?4, ?5, (SELECT coalesce(max(ordinal), 0) + 1 FROM steps \
+    WHERE scope = ?1 AND key = ?2 AND generation = ?3))";
+
+/// What the triggers do when a record comes to rest.
+pub(super) const FORGET: [&str; 2] = [
+    "DELETE FROM steps WHERE scope = ? AND key = ?",
+    "DELETE FROM requests WHERE scope = ? AND key = ?",
+];
+
+/// The first request of a generation is kept.
+pub(super) const KEEP_REQUEST: &str = "INSERT INTO requests (scope, key, method, uri, headers, \
+    body) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING";
 
 /// The values of four rows.
 macro_rules! four {

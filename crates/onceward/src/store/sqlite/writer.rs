@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     PendingStep, SqliteOptions, Stats,
     alone::Recent,
+    beside::Gathered,
     error::{self, Moment, STORE, store_error},
     open,
     row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
@@ -22,8 +23,8 @@ use super::{
 };
 use crate::{
     machine::Change,
-    record::{AuditRecord, Record, RecordId},
-    store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
+    record::{AuditRecord, Record, RecordId, SavedStep},
+    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, StoreErrorKind, Swept},
 };
 
 type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
@@ -33,6 +34,8 @@ type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
+    Steps(RecordId, u32, Sender<Vec<SavedStep>>),
+    Resumable(u32, Sender<Vec<Resumable>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
     Ping(Sender<()>),
@@ -64,7 +67,16 @@ pub(super) struct Failure {
 
 pub(super) type Outcome<T> = Result<T, Failure>;
 
-fn before(error: sqlx::Error) -> Failure {
+/// What a transaction writes.
+#[derive(Default)]
+pub(super) struct Changes<'a> {
+    pub(super) puts: &'a [&'a Record],
+    pub(super) removed: &'a [&'a RecordId],
+    pub(super) audits: &'a [AuditRecord],
+    pub(super) beside: Gathered,
+}
+
+pub(super) fn before(error: sqlx::Error) -> Failure {
     Failure { error, moment: Moment::Before }
 }
 
@@ -163,6 +175,8 @@ impl Writer {
         ids.sort_unstable();
         ids.dedup();
         let mut found = self.begin_and_load(ids).await?;
+        let asked = steps.iter().filter_map(|it| Some((it.id().clone(), it.step_name()?.into())));
+        let mut beside = self.load_saved(asked.collect()).await?;
         let now = self.options.clock.now();
         let mut readable = Vec::with_capacity(steps.len());
         let mut changed: HashMap<RecordId, Changed> = HashMap::new();
@@ -177,19 +191,25 @@ impl Writer {
                 Some(Ok(record)) => Some(record),
                 None => None,
             };
-            let (change, audit) = step.run(current, now);
+            let saved = beside.is_saved(current, step.step_name());
+            let ran = step.run(current, saved, now);
             readable.push(Ok(()));
-            audits.extend(audit);
-            match change {
+            audits.extend(ran.audit);
+            match ran.change {
                 Change::Keep => {}
                 Change::Put(record) => {
                     note(&mut changed, step.id(), Changed::Put);
+                    beside.follow(&record);
                     found.insert(step.id().clone(), Ok(*record));
                 }
                 Change::Remove => {
                     note(&mut changed, step.id(), Changed::Removed);
+                    beside.drop_all_of(step.id());
                     found.remove(step.id());
                 }
+            }
+            if let (Some(kept), Some(Ok(record))) = (ran.beside, found.get(step.id())) {
+                beside.keep(record, kept);
             }
         }
         let puts: Vec<&Record> = changed
@@ -199,7 +219,8 @@ impl Writer {
             .collect();
         let removed = changed.iter().filter(|(_, change)| **change == Changed::Removed);
         let removed: Vec<&RecordId> = removed.map(|(id, _)| id).collect();
-        self.write_and_commit(&puts, &removed, &audits).await?;
+        let changes = Changes { puts: &puts, removed: &removed, audits: &audits, beside };
+        self.write_and_commit(changes).await?;
         Ok(readable)
     }
 
@@ -235,12 +256,8 @@ impl Writer {
         }
     }
 
-    pub(super) async fn write_and_commit(
-        &mut self,
-        puts: &[&Record],
-        removed: &[&RecordId],
-        audits: &[AuditRecord],
-    ) -> Outcome<()> {
+    pub(super) async fn write_and_commit(&mut self, changes: Changes<'_>) -> Outcome<()> {
+        let Changes { puts, removed, audits, beside } = changes;
         let Some(connection) = &mut self.connection else {
             return Err(before(sqlx::Error::WorkerCrashed));
         };
@@ -258,6 +275,8 @@ impl Writer {
                 let query = query.bind(id.scope.as_str().to_owned());
                 query.bind(id.key.as_str().to_owned()).execute(&mut *connection).await?;
             }
+            // After the records: the triggers of those that came to rest have done their part.
+            beside.write(&mut *connection).await?;
             for audit in audits {
                 bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
             }
@@ -322,6 +341,12 @@ impl Writer {
         match work {
             Work::Audit(id, sender) => {
                 let _ = sender.send(self.audit(&id).await.map_err(single));
+            }
+            Work::Steps(id, generation, sender) => {
+                let _ = sender.send(self.saved_steps(&id, generation).await.map_err(single));
+            }
+            Work::Resumable(limit, sender) => {
+                let _ = sender.send(self.resumable(limit).await.map_err(single));
             }
             Work::Sweep(limit, sender) => {
                 let _ = sender.send(self.sweep(limit).await.map_err(single));

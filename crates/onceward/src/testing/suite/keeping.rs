@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::{
     fingerprint::Fingerprint,
-    record::{AuditEvent, Effects, Fence, Record, State},
+    record::{AuditEvent, Effects, Fence, Progress, Record, State},
     reply::{Reply, ReplyBody},
     scope::Scope,
     store::{Ask, Identity, IdentityCheck, Proof, Resolution, Write, Written},
@@ -223,6 +223,7 @@ pub async fn every_field_of_a_record_survives(on: Harness) {
         last_error: None,
         reconcile_after: None,
         void: false,
+        progress: Progress::default(),
     };
     assert_eq!(on.record(&unusual.id).await, expected);
 

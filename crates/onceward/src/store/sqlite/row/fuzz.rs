@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use http::{HeaderName, HeaderValue};
 use sqlx::{Connection as _, SqliteConnection, TypeInfo as _, ValueRef as _};
 use tokio::runtime::{Builder, Runtime};
 
@@ -195,6 +196,12 @@ impl<'d> Source<'d> {
             last_error: self.flag().then(|| self.text()),
             reconcile_after: self.flag().then(|| self.time()),
             void: self.flag(),
+            progress: Progress {
+                recovery_point: self.flag().then(|| self.text()),
+                open_effect: self
+                    .flag()
+                    .then(|| OpenEffect { name: self.text(), idempotent: self.flag() }),
+            },
         }
     }
 

@@ -1,0 +1,493 @@
+-- What the store asks. Each function is one statement to its caller and commits by itself, so that
+-- no connection is ever left inside a transaction.
+--
+-- The settings of a function hold while it runs and for nobody else. They force one index lookup for
+-- each element: on a table that was never analysed the planner would read a whole scope for a batch.
+
+-- The time: the server's own, or what a test says.
+CREATE FUNCTION onceward.micros(at bigint) RETURNS bigint
+LANGUAGE sql VOLATILE PARALLEL SAFE AS $$
+    SELECT coalesce(at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+$$;
+
+-- A time plus a duration; stays at the far end instead of overflowing.
+CREATE FUNCTION onceward.plus(at bigint, duration bigint) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN at > 9223372036854775807 - duration THEN 9223372036854775807 ELSE at + duration END
+$$;
+
+-- Takes what is absent, and returns what is in the way. What would have to be changed to be taken
+-- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
+-- by somebody else just now: the caller asks again.
+CREATE FUNCTION onceward.reserve(
+    at bigint, scopes text[], keys text[], recipes integer[], fingerprints bytea[],
+    attempts uuid[], modes text[], leases bigint[], max_executions bigint[], retentions bigint[],
+    tombstones bigint[], effects text[], routes text[], methods text[], paths text[],
+    requests bytea[]
+) RETURNS SETOF onceward.found
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+SET lock_timeout = '100ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(reserve.at);
+    seen bigint;
+BEGIN
+    RETURN QUERY
+    SELECT a.position::integer,
+           CASE WHEN r.attempt <> a.attempt AND r.state <> 'expired'
+                 AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
+                 AND (r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe
+                      OR r.state IN ('completed', 'unknown', 'pending')
+                      OR (r.state = 'in_progress' AND r.lease_until > t))
+                THEN 'occupied' ELSE 'look' END,
+           t, r.record_id, r.scope, r.key, r.recipe, r.fingerprint, r.generation, r.state,
+           r.attempt, r.fence, r.attempts, r.effects, r.route, r.method, r.path, r.created_at,
+           r.started_at, r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
+           r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
+           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body
+    FROM unnest(scopes, keys, recipes, fingerprints, attempts) WITH ORDINALITY
+         AS a (scope, key, recipe, fingerprint, attempt, position)
+    CROSS JOIN LATERAL (SELECT * FROM onceward.records r
+                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
+    LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
+                       WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true;
+    GET DIAGNOSTICS seen = ROW_COUNT;
+    IF seen = cardinality(scopes) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    WITH fresh AS (
+        INSERT INTO onceward.records AS r (
+            scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
+            route, method, path, created_at, started_at, lease_until, max_execution, expires_at,
+            retention, tombstone, void, check_at, reap_at)
+        SELECT a.scope, a.key, a.recipe, a.fingerprint, 1,
+               CASE a.mode WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
+               a.attempt, greatest(t, 1), CASE a.mode WHEN 'execute' THEN 1 ELSE 0 END, a.effects,
+               a.route, a.method, a.path, t, t,
+               CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
+               a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone, false,
+               onceward.plus(t, a.lease), onceward.plus(t, a.retention)
+        FROM unnest(scopes, keys, recipes, fingerprints, attempts, modes, leases, max_executions,
+                    retentions, tombstones, effects, routes, methods, paths)
+             AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution, retention,
+                   tombstone, effects, route, method, path)
+        WHERE a.mode <> 'look'
+          AND NOT EXISTS (SELECT FROM onceward.records r
+                          WHERE r.scope = a.scope AND r.key = a.key)
+        ON CONFLICT (scope, key) DO NOTHING
+        RETURNING r.record_id, r.attempt, r.state, r.fence, r.lease_until, r.check_at
+    ), listed AS (
+        INSERT INTO onceward.leases (check_at, record_id)
+        SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
+    )
+    SELECT NULL::integer, 'taken', t, fresh.record_id, NULL::text, NULL::text, NULL::integer,
+           NULL::bytea, 1, fresh.state, fresh.attempt, fresh.fence, NULL::integer, NULL::text,
+           NULL::text, NULL::text, NULL::text, NULL::bigint, NULL::bigint, fresh.lease_until,
+           NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
+           NULL::bigint, NULL::boolean, NULL::text, NULL::text, NULL::boolean, NULL::smallint,
+           NULL::bytea, NULL::text, NULL::bytea
+    FROM fresh;
+    IF requests IS NOT NULL THEN
+        INSERT INTO onceward.requests (record_id, request)
+        SELECT r.record_id, a.request
+        FROM unnest(scopes, keys, attempts, requests) AS a (scope, key, attempt, request)
+        CROSS JOIN LATERAL (SELECT * FROM onceward.records r
+                            WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
+        WHERE a.request IS NOT NULL AND r.attempt = a.attempt
+        ON CONFLICT (record_id) DO NOTHING;
+    END IF;
+END
+$$;
+
+-- What an attempt writes to a record that it holds: 'renew', 'complete', 'release', 'unknown'. Returns
+-- the attempts whose write was applied; the others are looked at one by one.
+CREATE FUNCTION onceward.write(
+    at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
+    leases bigint[], reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
+    bodies bytea[]
+) RETURNS SETOF uuid
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+SET lock_timeout = '100ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(write.at);
+BEGIN
+    RETURN QUERY
+    WITH written AS (
+        UPDATE onceward.records AS r SET
+            state = CASE a.kind WHEN 'complete' THEN 'completed' WHEN 'release' THEN 'failed_retryable'
+                                WHEN 'unknown' THEN 'unknown' ELSE r.state END,
+            lease_until = CASE a.kind WHEN 'renew' THEN greatest(r.lease_until, onceward.plus(t, a.lease))
+                                      ELSE r.lease_until END,
+            finished_at = CASE WHEN a.kind IN ('complete', 'release') THEN t ELSE r.finished_at END,
+            expires_at = CASE WHEN a.kind IN ('complete', 'release') THEN onceward.plus(t, r.retention)
+                              ELSE r.expires_at END,
+            last_error = CASE a.kind WHEN 'complete' THEN NULL WHEN 'renew' THEN r.last_error
+                                     ELSE a.reason END,
+            reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
+            reply_status = CASE a.kind WHEN 'complete' THEN a.status END
+        FROM unnest(scopes, keys, attempts, fences, kinds, leases, reasons, statuses, headers,
+                    schema_versions, bodies)
+             AS a (scope, key, attempt, fence, kind, lease, reason, status, headers, schema_version,
+                   body)
+        WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt AND r.fence = a.fence
+          AND r.state = 'in_progress'
+          AND (a.kind <> 'release' OR (r.recovery_point IS NULL AND r.open_effect IS NULL))
+        RETURNING r.record_id, r.attempt, r.check_at, r.recovery_point, r.effects, a.kind,
+                  a.headers, a.schema_version, a.body
+    ), answered AS (
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        SELECT w.record_id, w.headers, w.schema_version, w.body FROM written w
+        WHERE w.kind = 'complete'
+    ), unlisted AS (
+        DELETE FROM onceward.leases l USING written w
+        WHERE w.kind <> 'renew' AND l.check_at = w.check_at AND l.record_id = w.record_id
+    ), forgotten AS (
+        DELETE FROM onceward.requests q USING written w
+        WHERE w.kind IN ('complete', 'release') AND w.effects = 'phased'
+          AND q.record_id = w.record_id
+    ), done AS (
+        DELETE FROM onceward.steps s USING written w
+        WHERE w.kind = 'complete' AND w.recovery_point IS NOT NULL AND s.record_id = w.record_id
+    )
+    SELECT w.attempt FROM written w;
+END
+$$;
+
+-- Records as they are, with the time.
+CREATE FUNCTION onceward.load(at bigint, scopes text[], keys text[]) RETURNS SETOF onceward.found
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(load.at);
+BEGIN
+    RETURN QUERY
+    SELECT a.position::integer, 'look', t, r.record_id, r.scope, r.key, r.recipe, r.fingerprint,
+           r.generation, r.state, r.attempt, r.fence, r.attempts, r.effects, r.route, r.method,
+           r.path, r.created_at, r.started_at, r.lease_until, r.max_execution, r.finished_at,
+           r.expires_at, r.retention, r.tombstone, r.last_error, r.reconcile_after, r.void,
+           r.recovery_point, r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
+           p.schema_version, p.body
+    FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
+    LEFT JOIN LATERAL (SELECT * FROM onceward.records r
+                       WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+    LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
+                       WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true;
+END
+$$;
+
+-- Changes a record if it is still what the caller looked at (`expected`, null for absent): to what
+-- `record` says, or to nothing when that is null; and remembers `audit`. Waits for whoever is
+-- changing it now, so that the answer to a repeated call is the truth. False: look again.
+CREATE FUNCTION onceward.change(
+    record_scope text, record_key text, expected jsonb, record jsonb, reply_headers bytea,
+    reply_body bytea, request bytea, audit jsonb, audit_headers bytea, audit_body bytea
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET jit = off
+SET lock_timeout = '1s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    old onceward.records;
+    e onceward.records := jsonb_populate_record(NULL::onceward.records, change.expected);
+    new onceward.records := jsonb_populate_record(NULL::onceward.records, change.record);
+    a onceward.audit_records := jsonb_populate_record(NULL::onceward.audit_records, change.audit);
+BEGIN
+    SELECT * INTO old FROM onceward.records r
+    WHERE r.scope = record_scope AND r.key = record_key FOR UPDATE;
+    IF (old.record_id IS NULL) <> (change.expected IS NULL) THEN
+        RETURN false;
+    END IF;
+    IF old.record_id IS NOT NULL
+       AND (old.generation, old.state, old.attempt, old.fence, old.lease_until, old.expires_at,
+            old.void, old.recovery_point, old.open_effect)
+           IS DISTINCT FROM
+           (e.generation, e.state, e.attempt, e.fence, e.lease_until, e.expires_at, e.void,
+            e.recovery_point, e.open_effect) THEN
+        RETURN false;
+    END IF;
+    IF change.record IS NULL THEN
+        DELETE FROM onceward.records WHERE record_id = old.record_id;
+    ELSIF old.record_id IS NULL THEN
+        INSERT INTO onceward.records (
+            scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
+            route, method, path, created_at, started_at, lease_until, max_execution, finished_at,
+            expires_at, retention, tombstone, last_error, reconcile_after, void, recovery_point,
+            open_effect, open_effect_idempotent, reply_status, check_at, reap_at)
+        VALUES (
+            record_scope, record_key, new.recipe, new.fingerprint, new.generation, new.state,
+            new.attempt, new.fence, new.attempts, new.effects, new.route, new.method, new.path,
+            new.created_at, new.started_at, new.lease_until, new.max_execution, new.finished_at,
+            new.expires_at, new.retention, new.tombstone, new.last_error, new.reconcile_after,
+            new.void, new.recovery_point, new.open_effect, new.open_effect_idempotent,
+            new.reply_status, new.lease_until, new.expires_at)
+        ON CONFLICT (scope, key) DO NOTHING
+        RETURNING record_id INTO new.record_id;
+        IF new.record_id IS NULL THEN
+            RETURN false;
+        END IF;
+    ELSE
+        new.record_id := old.record_id;
+        UPDATE onceward.records SET
+            recipe = new.recipe, fingerprint = new.fingerprint, generation = new.generation,
+            state = new.state, attempt = new.attempt, fence = new.fence, attempts = new.attempts,
+            effects = new.effects, route = new.route, method = new.method, path = new.path,
+            created_at = new.created_at, started_at = new.started_at,
+            lease_until = new.lease_until, max_execution = new.max_execution,
+            finished_at = new.finished_at, expires_at = new.expires_at,
+            retention = new.retention, tombstone = new.tombstone, last_error = new.last_error,
+            reconcile_after = new.reconcile_after, void = new.void,
+            recovery_point = new.recovery_point, open_effect = new.open_effect,
+            open_effect_idempotent = new.open_effect_idempotent, reply_status = new.reply_status,
+            check_at = new.lease_until,
+            reap_at = CASE new.state WHEN 'expired' THEN onceward.plus(new.expires_at, new.tombstone)
+                                     ELSE new.expires_at END
+        WHERE record_id = old.record_id;
+    END IF;
+    IF old.record_id IS NOT NULL THEN
+        DELETE FROM onceward.leases WHERE check_at = old.check_at AND record_id = old.record_id;
+        DELETE FROM onceward.replies WHERE record_id = old.record_id;
+        IF new.state IS NULL OR new.state IN ('completed', 'failed_retryable', 'expired')
+           OR new.generation <> old.generation THEN
+            DELETE FROM onceward.steps WHERE record_id = old.record_id;
+            DELETE FROM onceward.requests WHERE record_id = old.record_id;
+        END IF;
+    END IF;
+    IF new.state = 'in_progress' THEN
+        INSERT INTO onceward.leases (check_at, record_id) VALUES (new.lease_until, new.record_id);
+    ELSIF new.state = 'completed' THEN
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        VALUES (new.record_id, change.reply_headers, change.record ->> 'reply_schema', change.reply_body);
+    END IF;
+    IF change.request IS NOT NULL THEN
+        INSERT INTO onceward.requests (record_id, request) VALUES (new.record_id, change.request)
+        ON CONFLICT (record_id) DO NOTHING;
+    END IF;
+    PERFORM onceward.remember(a, change.audit ->> 'reply_schema', audit_headers, audit_body);
+    RETURN true;
+END
+$$;
+
+-- The same thing told twice is one audit record.
+CREATE FUNCTION onceward.remember(
+    a onceward.audit_records, reply_schema text, reply_headers bytea, reply_body bytea
+) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    INSERT INTO onceward.audit_records (
+        at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
+        reply_schema, reply_body)
+    SELECT a.at, a.scope, a.key, a.generation, a.event, a.attempt, a.fence, a.reason,
+           a.reply_status, reply_headers, reply_schema, reply_body
+    WHERE a.event IS NOT NULL
+    ON CONFLICT DO NOTHING
+$$;
+
+-- One step of a phased operation, by the attempt that holds it: 'save' (a phase, or the result of an
+-- effect), 'intend' or 'withdraw' (an effect). Says 'applied', 'mine' when it stands already,
+-- 'superseded', or what is wrong. Waits for whoever is changing the record now.
+CREATE FUNCTION onceward.step(
+    record_scope text, record_key text, record_attempt uuid, record_fence bigint, kind text,
+    step_name text, idempotent boolean, result bytea
+) RETURNS text
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET jit = off
+SET lock_timeout = '1s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    r onceward.records;
+    saved boolean;
+BEGIN
+    SELECT * INTO r FROM onceward.records
+    WHERE scope = record_scope AND key = record_key FOR UPDATE;
+    IF r.attempt IS DISTINCT FROM record_attempt OR r.fence <> record_fence
+       OR r.state <> 'in_progress' THEN
+        RETURN 'superseded';
+    END IF;
+    saved := EXISTS (SELECT FROM onceward.steps s
+                     WHERE s.record_id = r.record_id AND s.generation = r.generation
+                       AND s.name = step_name);
+    IF step.kind = 'save' THEN
+        IF saved OR r.recovery_point = step_name THEN
+            RETURN 'mine';
+        ELSIF r.open_effect <> step_name THEN
+            RETURN 'another_effect_is_open';
+        END IF;
+        INSERT INTO onceward.steps (record_id, generation, name, result)
+        VALUES (r.record_id, r.generation, step_name, step.result);
+        UPDATE onceward.records
+        SET recovery_point = step_name, open_effect = NULL, open_effect_idempotent = NULL
+        WHERE record_id = r.record_id;
+        RETURN 'applied';
+    ELSIF saved THEN
+        RETURN 'step_has_a_result';
+    ELSIF step.kind = 'intend' THEN
+        IF r.open_effect = step_name THEN
+            RETURN 'mine';
+        ELSIF r.open_effect IS NOT NULL THEN
+            RETURN 'another_effect_is_open';
+        END IF;
+        UPDATE onceward.records
+        SET open_effect = step_name, open_effect_idempotent = step.idempotent
+        WHERE record_id = r.record_id;
+        RETURN 'applied';
+    ELSIF r.open_effect IS DISTINCT FROM step_name THEN
+        RETURN 'mine';
+    END IF;
+    UPDATE onceward.records SET open_effect = NULL, open_effect_idempotent = NULL
+    WHERE record_id = r.record_id;
+    RETURN 'applied';
+END
+$$;
+
+-- Moves records on whose lease ran out, by their declared effects. The condition is in the write,
+-- and a locked row is alive: it is skipped. A record with steps stays for whoever goes on with it,
+-- unless an effect that must not be called again is open.
+CREATE FUNCTION onceward.sweep(at bigint, most integer)
+RETURNS TABLE (scope text, key text, state text, attempt uuid)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(sweep.at);
+    moved integer := 0;
+    due record;
+    found_any boolean;
+BEGIN
+    LOOP
+        found_any := false;
+        FOR due IN
+            SELECT l.check_at, r.record_id, r.state, r.lease_until, r.fence, r.generation, r.attempt,
+                   r.scope, r.key,
+                   r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless
+            FROM onceward.leases l JOIN onceward.records r ON r.record_id = l.record_id
+            WHERE l.check_at <= t
+              AND (r.state <> 'in_progress' OR r.lease_until > t OR NOT r.open_effect_idempotent
+                   OR r.effects IN ('undeclared', 'external')
+                   OR (r.effects <> 'phased' AND r.recovery_point IS NULL AND r.open_effect IS NULL))
+            ORDER BY l.check_at
+            LIMIT most - moved
+            FOR UPDATE SKIP LOCKED
+        LOOP
+            found_any := true;
+            DELETE FROM onceward.leases l
+            WHERE l.check_at = due.check_at AND l.record_id = due.record_id;
+            CONTINUE WHEN due.state <> 'in_progress';
+            IF due.lease_until > t THEN
+                -- It was renewed: it is looked at again when that lease ends.
+                UPDATE onceward.records r SET check_at = r.lease_until
+                WHERE r.record_id = due.record_id;
+                INSERT INTO onceward.leases (check_at, record_id)
+                VALUES (due.lease_until, due.record_id);
+                CONTINUE;
+            END IF;
+            UPDATE onceward.records r SET
+                state = CASE WHEN due.harmless THEN 'failed_retryable' ELSE 'unknown' END,
+                reconcile_after = CASE WHEN due.harmless THEN NULL ELSE t END,
+                finished_at = CASE WHEN due.harmless THEN t ELSE r.finished_at END,
+                expires_at = CASE WHEN due.harmless THEN onceward.plus(t, r.retention)
+                                  ELSE r.expires_at END,
+                last_error = 'in_progress_lock_expired'
+            WHERE r.record_id = due.record_id AND r.state = 'in_progress' AND r.fence = due.fence
+              AND r.lease_until <= t
+            RETURNING r.scope, r.key, r.state, r.attempt INTO STRICT scope, key, state, attempt;
+            INSERT INTO onceward.audit_records (
+                at, scope, key, generation, event, attempt, fence, reason)
+            VALUES (t, due.scope, due.key, due.generation, 'lease_expired', due.attempt, due.fence,
+                    state)
+            ON CONFLICT DO NOTHING;
+            moved := moved + 1;
+            RETURN NEXT;
+        END LOOP;
+        EXIT WHEN NOT found_any OR moved >= most;
+    END LOOP;
+END
+$$;
+
+-- Drops the replies of records past retention, and purges tombstones past theirs. Never touches a
+-- record that is not terminal.
+CREATE FUNCTION onceward.reap(at bigint, most integer, OUT expired integer, OUT purged integer)
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(reap.at);
+    due bigint[];
+    gone bigint[];
+    buried bigint[];
+BEGIN
+    expired := 0;
+    purged := 0;
+    LOOP
+        SELECT array_agg(d.record_id) INTO due FROM (
+            SELECT r.record_id FROM onceward.records r WHERE r.reap_at <= t
+            ORDER BY r.reap_at LIMIT most - expired - purged FOR UPDATE SKIP LOCKED
+        ) d;
+        EXIT WHEN due IS NULL;
+        WITH deleted AS (
+            DELETE FROM onceward.records r
+            WHERE r.record_id = ANY (due) AND r.state IN ('completed', 'failed_retryable', 'expired')
+              AND r.expires_at <= t AND onceward.plus(r.expires_at, r.tombstone) <= t
+            RETURNING r.record_id, r.check_at
+        ), unlisted AS (
+            DELETE FROM onceward.leases l USING deleted d
+            WHERE l.check_at = d.check_at AND l.record_id = d.record_id)
+        SELECT coalesce(array_agg(d.record_id), '{}') INTO gone FROM deleted d;
+        WITH tombstoned AS (
+            UPDATE onceward.records r SET
+                state = 'expired',
+                void = r.void OR r.state = 'failed_retryable',
+                reap_at = onceward.plus(r.expires_at, r.tombstone)
+            WHERE r.record_id = ANY (due) AND r.state IN ('completed', 'failed_retryable')
+              AND r.expires_at <= t
+            RETURNING r.record_id)
+        SELECT coalesce(array_agg(d.record_id), '{}') INTO buried FROM tombstoned d;
+        DELETE FROM onceward.replies p WHERE p.record_id = ANY (gone || buried);
+        DELETE FROM onceward.steps s WHERE s.record_id = ANY (gone || buried);
+        DELETE FROM onceward.requests q WHERE q.record_id = ANY (gone || buried);
+        -- What is not due yet, or not terminal, is filed again.
+        UPDATE onceward.records r SET
+            reap_at = CASE WHEN r.state IN ('completed', 'failed_retryable') THEN r.expires_at
+                           WHEN r.state = 'expired' THEN onceward.plus(r.expires_at, r.tombstone)
+                           ELSE t + 3600000000 END
+        WHERE r.record_id = ANY (due) AND r.record_id <> ALL (gone || buried);
+        purged := purged + cardinality(gone);
+        expired := expired + cardinality(buried);
+        EXIT WHEN expired + purged >= most;
+    END LOOP;
+END
+$$;
+

@@ -1,0 +1,269 @@
+//! Records in PostgreSQL: the reference store, durable, for many nodes.
+//!
+//! Concurrent calls share round trips and commits: reserves go in one line, writes in another, each
+//! before a few connections of its own. What a batch cannot answer (a record that must be changed to
+//! be taken, a write that is not the owner's) goes one by one on other connections, by the rules of
+//! [`crate::machine`].
+//!
+//! Every call is one statement that commits by itself: a connection is never inside a transaction
+//! when a call is dropped, and no session state is kept, so that a pooler in transaction mode does.
+//!
+//! Limits: the primary only; what the server acknowledged and then lost (`synchronous_commit = off`,
+//! a failover to a replica that was behind) is lost.
+
+use std::{fmt, sync::Arc};
+
+use tokio::sync::watch;
+
+use super::{
+    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
+    Resolved, Resumable, Store, StoreFuture, Swept, Write, Written,
+};
+use crate::{
+    clock::Clock,
+    machine,
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+};
+
+mod batch;
+mod error;
+mod lane;
+mod link;
+mod look;
+mod open;
+mod row;
+mod steps;
+mod workers;
+
+use batch::{GuardedWrite, Reserve};
+use lane::Lane;
+use link::Link;
+use look::{Side, step};
+pub use open::PgConnectError;
+use open::Statements;
+
+/// Where and how a [`PgStore`] lives.
+#[derive(Clone)]
+pub struct PgOptions {
+    url: Arc<str>,
+    schema: Arc<str>,
+    migrate: bool,
+    connections: [usize; 3],
+    clock: Option<Arc<dyn Clock>>,
+}
+
+impl PgOptions {
+    /// A store in the database of this URL, in the schema `onceward`.
+    pub fn new(url: impl Into<Arc<str>>) -> Self {
+        PgOptions {
+            url: url.into(),
+            schema: "onceward".into(),
+            migrate: true,
+            connections: [2, 2, 4],
+            clock: None,
+        }
+    }
+
+    /// The same in a schema of this name.
+    #[must_use]
+    pub fn schema(mut self, schema: impl Into<Arc<str>>) -> Self {
+        self.schema = schema.into();
+        self
+    }
+
+    /// Whether the schema may be made or brought to this version. If not, it has to be there.
+    #[must_use]
+    pub fn migrate(mut self, migrate: bool) -> Self {
+        self.migrate = migrate;
+        self
+    }
+
+    /// How many connections reserves, writes and single calls have. Few are best: while they are
+    /// busy the next batch gathers.
+    #[must_use]
+    pub fn connections(mut self, reserves: usize, writes: usize, singles: usize) -> Self {
+        self.connections = [reserves.max(1), writes.max(1), singles.max(1)];
+        self
+    }
+
+    /// Another clock than the server's: for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+}
+
+impl fmt::Debug for PgOptions {
+    /// Without the URL, which may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgOptions").field("schema", &self.schema).finish_non_exhaustive()
+    }
+}
+
+/// A store in a PostgreSQL database.
+pub struct PgStore {
+    reserves: Lane<Reserve>,
+    writes: Lane<GuardedWrite>,
+    side: Lane<Side>,
+    database: PgDatabase,
+    closing_batches: watch::Sender<bool>,
+    closing_side: watch::Sender<bool>,
+}
+
+/// What a transaction of the user's needs to write records of a [`PgStore`].
+#[derive(Clone, Debug)]
+pub struct PgDatabase {
+    statements: Arc<Statements>,
+    clock: Option<Arc<dyn Clock>>,
+}
+
+impl fmt::Debug for PgStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PgStore").finish_non_exhaustive()
+    }
+}
+
+impl PgStore {
+    /// Connects, and brings the schema to this version under a lock.
+    ///
+    /// It works on the runtime that connects it, as long as that one runs.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or is too old, or when the schema is newer than this
+    /// version.
+    pub async fn connect(options: PgOptions) -> Result<Self, PgConnectError> {
+        let options = Arc::new(options);
+        open::prepare(&options).await?;
+        let statements = Arc::new(Statements::of(&options.schema));
+        let link = || Link::new(Arc::clone(&options), Arc::clone(&statements));
+        let [reserves, writes, singles] = options.connections;
+        let (closing_batches, batches_close) = watch::channel(false);
+        let (closing_side, side_closes) = watch::channel(false);
+        let side = Lane::start((0..singles).map(|_| link()).collect(), &side_closes);
+        let links = |count| (0..count).map(|_| link().with_side(&side)).collect();
+        Ok(PgStore {
+            reserves: Lane::start(links(reserves), &batches_close),
+            writes: Lane::start(links(writes), &batches_close),
+            side,
+            database: PgDatabase { statements, clock: options.clock.clone() },
+            closing_batches,
+            closing_side,
+        })
+    }
+
+    /// Finishes what stands in line, and closes the connections. Later calls fail.
+    ///
+    /// # Cancel safety
+    /// The store closes all the same.
+    pub async fn close(&self) {
+        self.closing_batches.send_replace(true);
+        self.reserves.ended().await;
+        self.writes.ended().await;
+        self.closing_side.send_replace(true);
+        self.side.ended().await;
+    }
+
+    /// A call on a connection of its own.
+    fn single<A, F>(&self, job: F) -> StoreFuture<'_, A>
+    where
+        A: Send + 'static,
+        F: for<'l> FnOnce(&'l mut Link) -> StoreFuture<'l, A> + Send + 'static,
+    {
+        Box::pin(self.side.ask(move |sender| {
+            Side::Job(Box::new(move |link| {
+                Box::pin(async move {
+                    // The caller may be gone. What was done is done all the same.
+                    let _ = sender.send(job(link).await);
+                })
+            }))
+        }))
+    }
+}
+
+impl Store for PgStore {
+    fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
+        Box::pin(self.reserves.ask(move |sender| Reserve { ask, sender }))
+    }
+
+    fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
+        self.single(move |link| {
+            Box::pin(async move {
+                let decide = |found: Option<&Record>, now| machine::claim(found, &claim, now);
+                let claimed = step(link, &claim.id, None, None, decide).await;
+                claimed.map_err(look::StepFailed::into_error)
+            })
+        })
+    }
+
+    fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
+        let lease = Lease { id: lease.id.clone(), ..*lease };
+        Box::pin(self.writes.ask(move |sender| GuardedWrite { lease, write, sender }))
+    }
+
+    fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
+        self.single(move |link| {
+            Box::pin(async move {
+                let decide =
+                    |found: Option<&Record>, now| machine::resolve(found, resolve.clone(), now);
+                let resolved = step(link, &resolve.id, None, None, decide).await;
+                resolved.map_err(look::StepFailed::into_error)
+            })
+        })
+    }
+
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
+        let lease = Lease { id: lease.id.clone(), ..*lease };
+        self.single(move |link| Box::pin(steps::advance(link, lease, advance)))
+    }
+
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        let id = id.clone();
+        self.single(move |link| Box::pin(steps::saved(link, id, generation)))
+    }
+
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.single(move |link| Box::pin(steps::resumable(link, limit)))
+    }
+
+    fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
+        let id = id.clone();
+        self.single(move |link| {
+            Box::pin(async move {
+                let (found, now) = look::load_one(link, &id).await?;
+                Ok(machine::load(found.as_deref(), now))
+            })
+        })
+    }
+
+    fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
+        let id = id.clone();
+        self.single(move |link| Box::pin(workers::audit(link, id)))
+    }
+
+    fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
+        self.single(move |link| Box::pin(workers::sweep(link, limit)))
+    }
+
+    fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
+        self.single(move |link| Box::pin(workers::reap(link, limit)))
+    }
+
+    fn ping(&self) -> StoreFuture<'_, ()> {
+        self.single(|link| Box::pin(workers::ping(link)))
+    }
+
+    fn check_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, IdentityCheck> {
+        let identity = identity.clone();
+        self.single(move |link| Box::pin(workers::check_identity(link, identity)))
+    }
+
+    fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
+        let identity = identity.clone();
+        self.single(move |link| Box::pin(workers::accept_identity(link, identity)))
+    }
+
+    fn database(&self) -> Option<Database> {
+        Some(Database::Postgres(self.database.clone()))
+    }
+}

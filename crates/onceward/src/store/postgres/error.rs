@@ -1,0 +1,68 @@
+//! What PostgreSQL's errors mean to a caller, and to us.
+
+use crate::store::{StoreError, StoreErrorKind};
+
+pub(super) const STORE: &str = "postgres";
+
+/// What to do about a failed call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Remedy {
+    /// The connection is gone, and with it the answer: the same call on another one.
+    Reconnect,
+    /// The server undid it, because others were in the way: the same call again.
+    Again,
+    /// A row is locked for longer than a batch waits: each element by itself.
+    Locked,
+    /// The server refused it: it may be about one element.
+    Refused,
+}
+
+pub(super) fn remedy(error: &sqlx::Error) -> Remedy {
+    let Some(database) = error.as_database_error() else {
+        return match error {
+            sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. } => Remedy::Refused,
+            _ => Remedy::Reconnect,
+        };
+    };
+    let code = database.code().unwrap_or_default();
+    match &*code {
+        // Serialization failure, deadlock.
+        "40001" | "40P01" => Remedy::Again,
+        // Lock timeout; a statement that an operator or a setting cancelled.
+        "55P03" | "57014" => Remedy::Locked,
+        // Read-only: this server is not the primary any more.
+        "25006" => Remedy::Reconnect,
+        // The server shuts down, crashed, or starts; the connection is broken; the plan or the
+        // statement is not known to this session (behind a pooler that lost it).
+        "57P01" | "57P02" | "57P03" | "57P05" | "26000" | "0A000" => Remedy::Reconnect,
+        _ if code.starts_with("08") || code.starts_with("25") => Remedy::Reconnect,
+        _ => Remedy::Refused,
+    }
+}
+
+/// The error for a caller, when there is nothing left to try. An answer that the server gave says
+/// that nothing happened; one that did not come says nothing.
+pub(super) fn store_error(error: &sqlx::Error) -> StoreError {
+    let (kind, context) = match (error, error.as_database_error()) {
+        (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }, _) => {
+            (StoreErrorKind::Corrupt, "a record cannot be read")
+        }
+        (_, Some(database)) => match &*database.code().unwrap_or_default() {
+            "57P01" | "57P02" => (StoreErrorKind::Ambiguous, "the server stopped"),
+            "40001" | "40P01" => (StoreErrorKind::Unavailable, "too many calls were in the way"),
+            "55P03" => (StoreErrorKind::Unavailable, "the record is locked"),
+            "25006" => (StoreErrorKind::Unavailable, "the server is read-only"),
+            _ => (StoreErrorKind::Unavailable, "the server refused a call"),
+        },
+        (_, None) => (StoreErrorKind::Ambiguous, "the connection was lost"),
+    };
+    StoreError::new(kind, STORE, context).with_source(error.to_string())
+}
+
+pub(super) fn no_answer() -> StoreError {
+    StoreError::new(StoreErrorKind::Ambiguous, STORE, "no answer in time")
+}
+
+pub(super) fn closed(kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, STORE, "it is closed")
+}

@@ -1,0 +1,139 @@
+//! Natural batching: whoever finds a connection free goes at once; while all are busy, the next
+//! batch gathers. No timer.
+
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+
+use super::{error::closed, link::Link};
+use crate::store::{StoreError, StoreErrorKind};
+
+pub(super) type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
+
+/// A batch holds about this many bytes at most.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+
+/// How many elements may stand in line before callers wait for a place.
+const LINE_MAX: usize = 4096;
+
+/// What can stand in line.
+pub(super) trait Element: Send + Sized + 'static {
+    /// A batch holds at most this many, so that none of them waits for too many others.
+    const BATCH_MAX: usize;
+
+    /// How large it is, roughly.
+    fn bytes(&self) -> usize;
+
+    /// Whether nobody waits for its answer any more: such a one need not be sent.
+    fn is_abandoned(&self) -> bool;
+
+    /// Sends a batch and answers each of its elements.
+    fn run(batch: Vec<Self>, link: &mut Link) -> impl Future<Output = ()> + Send;
+}
+
+/// A line of elements before a few connections.
+#[derive(Debug)]
+pub(super) struct Lane<E> {
+    line: mpsc::Sender<E>,
+    /// Ends with the last worker.
+    workers: watch::Receiver<()>,
+}
+
+impl<E> Clone for Lane<E> {
+    fn clone(&self) -> Self {
+        Lane { line: self.line.clone(), workers: self.workers.clone() }
+    }
+}
+
+impl<E: Element> Lane<E> {
+    /// A lane with a worker for each of these connections.
+    pub(super) fn start(links: Vec<Link>, closing: &watch::Receiver<bool>) -> Self {
+        let (line, elements) = mpsc::channel(LINE_MAX);
+        let (alive, workers) = watch::channel(());
+        let (elements, alive) = (Arc::new(Mutex::new(elements)), Arc::new(alive));
+        for link in links {
+            let worker = Worker { elements: Arc::clone(&elements), closing: closing.clone() };
+            tokio::spawn(worker.run(link, Arc::clone(&alive)));
+        }
+        Lane { line, workers }
+    }
+
+    /// Puts an element in line and waits for its answer. Once it stands in line it is sent, unless
+    /// its caller has gone before that.
+    pub(super) async fn ask<A>(
+        &self,
+        element: impl FnOnce(Sender<A>) -> E,
+    ) -> Result<A, StoreError> {
+        let (sender, mut answer) = oneshot::channel();
+        if self.line.send(element(sender)).await.is_err() {
+            return Err(closed(StoreErrorKind::Unavailable));
+        }
+        // Work that came into the line while the workers ended may stay there for ever.
+        let answered = tokio::select! {
+            biased;
+            answered = &mut answer => answered.ok(),
+            () = self.ended() => answer.try_recv().ok(),
+        };
+        answered.unwrap_or_else(|| Err(closed(StoreErrorKind::Ambiguous)))
+    }
+
+    /// Puts an element in line whose sender somebody else waits for.
+    pub(super) async fn hand_over(&self, element: E) {
+        // If the lane has ended, dropping the element tells its caller.
+        let _ = self.line.send(element).await;
+    }
+
+    /// Waits until nobody works here any more.
+    pub(super) async fn ended(&self) {
+        let mut workers = self.workers.clone();
+        while workers.changed().await.is_ok() {}
+    }
+}
+
+struct Worker<E> {
+    elements: Arc<Mutex<mpsc::Receiver<E>>>,
+    closing: watch::Receiver<bool>,
+}
+
+impl<E: Element> Worker<E> {
+    async fn run(mut self, mut link: Link, alive: Arc<watch::Sender<()>>) {
+        while let Some(batch) = self.gather().await {
+            if !batch.is_empty() {
+                E::run(batch, &mut link).await;
+            }
+        }
+        link.close().await;
+        drop(alive);
+    }
+
+    /// What stands in line now; waits until something does. `None` when the store is closed and the
+    /// line is empty.
+    async fn gather(&mut self) -> Option<Vec<E>> {
+        let mut elements = self.elements.lock().await;
+        let first = tokio::select! {
+            biased;
+            first = elements.recv() => first,
+            () = until_closing(&mut self.closing) => {
+                elements.close();
+                elements.recv().await
+            }
+        };
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        let mut next = Some(first?);
+        while let Some(element) = next {
+            if !element.is_abandoned() {
+                bytes += element.bytes();
+                batch.push(element);
+            }
+            let full = batch.len() >= E::BATCH_MAX || bytes >= BATCH_BYTES_MAX;
+            next = if full { None } else { elements.try_recv().ok() };
+        }
+        Some(batch)
+    }
+}
+
+async fn until_closing(closing: &mut watch::Receiver<bool>) {
+    // The store that is gone closes too.
+    let _ = closing.wait_for(|closing| *closing).await;
+}

@@ -1,0 +1,133 @@
+//! A connection that is made when it is needed, and again when it broke.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, postgres::PgArguments};
+use tokio::time::timeout;
+
+use super::{
+    PgOptions,
+    error::{STORE, no_answer},
+    lane::Lane,
+    look::{Look, Side},
+    open::{self, Statements},
+};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// No call to the server takes longer: whoever waits for it has been told by then.
+const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A new connection is there within this, or not at all.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
+
+pub(super) type Call<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+/// One connection, used by one task.
+pub(super) struct Link {
+    pub(super) options: Arc<PgOptions>,
+    pub(super) statements: Arc<Statements>,
+    /// Where single elements go that a batch cannot answer.
+    side: Option<Lane<Side>>,
+    connection: Option<PgConnection>,
+}
+
+/// A call that did not come to an answer.
+pub(super) enum Lost {
+    /// It was never sent.
+    NotSent(StoreError),
+    /// It may have been carried out.
+    NoAnswer,
+    /// The server or the driver says so.
+    Failed(sqlx::Error),
+}
+
+impl Link {
+    pub(super) fn new(options: Arc<PgOptions>, statements: Arc<Statements>) -> Self {
+        Link { options, statements, side: None, connection: None }
+    }
+
+    pub(super) fn with_side(mut self, side: &Lane<Side>) -> Self {
+        self.side = Some(side.clone());
+        self
+    }
+
+    /// Has an element looked at by itself. Dropped without a side, its caller is told.
+    pub(super) async fn look_closer(&self, look: Look) {
+        if let Some(side) = &self.side {
+            side.hand_over(Side::Look(look)).await;
+        }
+    }
+
+    /// The time that tests want it to be.
+    pub(super) fn now(&self) -> Option<i64> {
+        self.options.clock.as_ref().map(|clock| clock.now().as_micros())
+    }
+
+    /// Makes the call. A connection that did not answer is not used again: it may be inside
+    /// anything.
+    ///
+    /// # Cancel safety
+    /// The connection is given up.
+    pub(super) async fn fetch(
+        &mut self,
+        call: Call<'_>,
+    ) -> Result<Vec<sqlx::postgres::PgRow>, Lost> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect().await.map_err(Lost::NotSent)?,
+        };
+        match timeout(CALL_TIME_MAX, call.fetch_all(&mut connection)).await {
+            Ok(Ok(rows)) => {
+                self.connection = Some(connection);
+                Ok(rows)
+            }
+            Ok(Err(error)) => {
+                if super::error::remedy(&error) != super::error::Remedy::Reconnect {
+                    self.connection = Some(connection);
+                }
+                Err(Lost::Failed(error))
+            }
+            Err(_) => Err(Lost::NoAnswer),
+        }
+    }
+
+    async fn connect(&self) -> Result<PgConnection, StoreError> {
+        let failed = |error: String| {
+            let context = "the server cannot be reached";
+            StoreError::new(StoreErrorKind::Unavailable, STORE, context).with_source(error)
+        };
+        let connected = timeout(CONNECT_TIME_MAX, open::connect(&self.options)).await;
+        match connected {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed("no connection in time".into())),
+        }
+    }
+
+    /// Ends the connection in an orderly way.
+    pub(super) async fn close(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            // It is gone either way.
+            let _ = timeout(CONNECT_TIME_MAX, connection.close()).await;
+        }
+    }
+}
+
+impl Lost {
+    pub(super) fn store_error(&self) -> StoreError {
+        match self {
+            Lost::NotSent(error) => {
+                let source = std::error::Error::source(error).map(ToString::to_string);
+                StoreError::new(error.kind(), STORE, "the server cannot be reached")
+                    .with_source(source.unwrap_or_default())
+            }
+            Lost::NoAnswer => no_answer(),
+            Lost::Failed(error) => super::error::store_error(error),
+        }
+    }
+}
+
+/// A call of one of our own statements.
+pub(super) fn call(statement: &Arc<str>) -> Call<'static> {
+    sqlx::query(AssertSqlSafe(Arc::clone(statement)))
+}

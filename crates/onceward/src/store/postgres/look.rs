@@ -1,0 +1,262 @@
+//! What a batch cannot answer, one record at a time: look, decide by the machine, and change the
+//! record if it is still what was looked at.
+
+use std::{pin::Pin, time::Duration};
+
+use super::{
+    batch::damaged,
+    error::{Remedy, STORE, remedy},
+    lane::{Element, Sender},
+    link::{Link, Lost, call},
+    row::{FoundRow, audit_json, record_json, reply_parts},
+};
+use crate::{
+    clock::Timestamp,
+    machine::{self, Change, Step},
+    record::{AuditRecord, Lease, Record, RecordId, State},
+    store::{
+        Ask, Mode, Reservation, StoreError, StoreErrorKind, Write, Written, request::encode_request,
+    },
+};
+
+type Future<'a> = Pin<Box<dyn std::future::Future<Output = ()> + Send + 'a>>;
+
+/// What stands in line for a connection of its own.
+pub(super) enum Side {
+    Look(Look),
+    Job(Box<dyn for<'l> FnOnce(&'l mut Link) -> Future<'l> + Send>),
+}
+
+/// An element that a batch could not answer.
+pub(super) enum Look {
+    Reserve { ask: Ask, seen: Option<(Box<Record>, Timestamp)>, sender: Sender<Reservation> },
+    Write { lease: Lease, write: Write, sender: Sender<Written> },
+}
+
+/// How often a record is looked at again that others keep changing, or whose connection broke.
+const LOOKS_MAX: u32 = 20;
+
+impl Element for Side {
+    const BATCH_MAX: usize = 1;
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn is_abandoned(&self) -> bool {
+        match self {
+            Side::Look(Look::Reserve { sender, .. }) => sender.is_closed(),
+            Side::Look(Look::Write { sender, .. }) => sender.is_closed(),
+            Side::Job(_) => false,
+        }
+    }
+
+    async fn run(batch: Vec<Self>, link: &mut Link) {
+        for element in batch {
+            match element {
+                Side::Look(Look::Reserve { ask, seen, sender }) => {
+                    let _ = sender.send(reserve(link, &ask, seen).await);
+                }
+                Side::Look(Look::Write { lease, write, sender }) => {
+                    let written = step(link, &lease.id, None, None, |found, now| {
+                        machine::write(found, &lease, write.clone(), now)
+                    });
+                    let _ = sender.send(written.await.map_err(StepFailed::into_error));
+                }
+                Side::Job(job) => job(link).await,
+            }
+        }
+    }
+}
+
+async fn reserve(
+    link: &mut Link,
+    ask: &Ask,
+    seen: Option<(Box<Record>, Timestamp)>,
+) -> Result<Reservation, StoreError> {
+    let request = ask.request.as_deref().map(encode_request);
+    let request = request.as_deref();
+    let reserved =
+        step(link, &ask.id, seen, request, |found, now| machine::reserve(found, ask, now)).await;
+    match reserved {
+        // A locked row is alive: somebody is at work on it. Not so our own call that is still on
+        // its way: what became of that is known when it has ended.
+        Err(StepFailed::Locked { seen: Some(record), .. })
+            if record.attempt != ask.attempt && ask.mode != Mode::LookupOnly =>
+        {
+            Ok(Reservation::Occupied { record, lease_ran_out: false })
+        }
+        other => other.map_err(StepFailed::into_error),
+    }
+}
+
+/// Why a step came to nothing.
+pub(super) enum StepFailed {
+    /// The row was locked for too long. With what was seen of it.
+    Locked {
+        seen: Option<Box<Record>>,
+        error: StoreError,
+    },
+    Other(StoreError),
+}
+
+impl StepFailed {
+    pub(super) fn into_error(self) -> StoreError {
+        match self {
+            StepFailed::Locked { error, .. } | StepFailed::Other(error) => error,
+        }
+    }
+}
+
+/// One atomic step on one record. `request` is kept beside the record that is put.
+pub(super) async fn step<A>(
+    link: &mut Link,
+    id: &RecordId,
+    mut seen: Option<(Box<Record>, Timestamp)>,
+    request: Option<&[u8]>,
+    decide: impl Fn(Option<&Record>, Timestamp) -> Step<A>,
+) -> Result<A, StepFailed> {
+    let mut may_have_happened = false;
+    let mut last = StoreError::new(StoreErrorKind::Unavailable, STORE, "a record keeps changing");
+    for _ in 0..LOOKS_MAX {
+        let lost = match try_once(link, id, seen.take(), request, &decide).await {
+            Ok(Some(answer)) => return Ok(answer),
+            Ok(None) => continue,
+            Err(lost) => lost,
+        };
+        let error = match lost {
+            Trouble::Bad(error) => return Err(StepFailed::Other(error)),
+            Trouble::Lost(lost, record) => {
+                let error = lost.store_error();
+                match &lost {
+                    Lost::Failed(cause) => match remedy(cause) {
+                        Remedy::Reconnect | Remedy::Again => {}
+                        Remedy::Locked => {
+                            return Err(StepFailed::Locked { seen: record, error });
+                        }
+                        Remedy::Refused => return Err(StepFailed::Other(error)),
+                    },
+                    Lost::NotSent(_) | Lost::NoAnswer => {
+                        may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
+                        last = error;
+                        break;
+                    }
+                }
+                error
+            }
+        };
+        may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
+        last = error;
+        tokio::time::sleep(Duration::from_millis(rand::random_range(1..10))).await;
+    }
+    Err(StepFailed::Other(match may_have_happened {
+        true => StoreError::new(StoreErrorKind::Ambiguous, STORE, "the answer was lost")
+            .with_source(last),
+        false => last,
+    }))
+}
+
+enum Trouble {
+    Lost(Lost, Option<Box<Record>>),
+    Bad(StoreError),
+}
+
+/// `None` when the record was not any more what was looked at.
+async fn try_once<A>(
+    link: &mut Link,
+    id: &RecordId,
+    seen: Option<(Box<Record>, Timestamp)>,
+    request: Option<&[u8]>,
+    decide: &impl Fn(Option<&Record>, Timestamp) -> Step<A>,
+) -> Result<Option<A>, Trouble> {
+    let (found, now) = match seen {
+        Some((record, now)) => (Some(record), now),
+        None => load(link, id).await?,
+    };
+    let step = decide(found.as_deref(), now);
+    let changed = match &step.change {
+        Change::Keep => match &step.audit {
+            None => Ok(true),
+            Some(audit) => remember(link, audit).await.map(|()| true),
+        },
+        Change::Put(record) => {
+            change(link, id, found.as_deref(), Some(record), step.audit.as_ref(), request).await
+        }
+        Change::Remove => {
+            change(link, id, found.as_deref(), None, step.audit.as_ref(), request).await
+        }
+    };
+    match changed {
+        Ok(changed) => Ok(changed.then_some(step.answer)),
+        Err(lost) => Err(Trouble::Lost(lost, found)),
+    }
+}
+
+/// The record as it is, with the server's time.
+pub(super) async fn load_one(
+    link: &mut Link,
+    id: &RecordId,
+) -> Result<(Option<Box<Record>>, Timestamp), StoreError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match load(link, id).await {
+            Ok(found) => return Ok(found),
+            Err(Trouble::Bad(error)) => return Err(error),
+            Err(Trouble::Lost(lost, _)) => match &lost {
+                Lost::Failed(error) if remedy(error) == Remedy::Reconnect && tries < 3 => {}
+                _ => return Err(lost.store_error()),
+            },
+        }
+    }
+}
+
+async fn load(link: &mut Link, id: &RecordId) -> Result<(Option<Box<Record>>, Timestamp), Trouble> {
+    let query = call(&link.statements.load)
+        .bind(link.now())
+        .bind(vec![id.scope.as_str()])
+        .bind(vec![id.key.as_str()]);
+    let rows = link.fetch(query).await.map_err(|lost| Trouble::Lost(lost, None))?;
+    let missing = || StoreError::new(StoreErrorKind::Unavailable, STORE, "no row came back");
+    let row = FoundRow(rows.first().ok_or_else(|| Trouble::Bad(missing()))?);
+    let bad = |bad| Trouble::Bad(damaged(bad));
+    let now = row.now().map_err(bad)?;
+    let record = row.is_there().then(|| row.record(id)).transpose().map_err(bad)?;
+    Ok((record.map(Box::new), now))
+}
+
+async fn change(
+    link: &mut Link,
+    id: &RecordId,
+    expected: Option<&Record>,
+    record: Option<&Record>,
+    audit: Option<&AuditRecord>,
+    request: Option<&[u8]>,
+) -> Result<bool, Lost> {
+    use sqlx::Row as _;
+    let completed = record.filter(|record| record.state == State::Completed);
+    let reply = completed.and_then(|record| record.reply.as_ref()).map(reply_parts);
+    let evidence = audit.and_then(|audit| audit.reply.as_ref()).map(reply_parts);
+    let query = call(&link.statements.change)
+        .bind(id.scope.as_str())
+        .bind(id.key.as_str())
+        .bind(expected.map(|record| record_json(record).to_string()))
+        .bind(record.map(|record| record_json(record).to_string()))
+        .bind(reply.as_ref().map(|reply| &reply.1[..]))
+        .bind(reply.as_ref().and_then(|reply| reply.3))
+        .bind(request)
+        .bind(audit.map(|audit| audit_json(audit).to_string()))
+        .bind(evidence.as_ref().map(|reply| &reply.1[..]))
+        .bind(evidence.as_ref().and_then(|reply| reply.3));
+    let rows = link.fetch(query).await?;
+    Ok(rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false))
+}
+
+async fn remember(link: &mut Link, audit: &AuditRecord) -> Result<(), Lost> {
+    let reply = audit.reply.as_ref().map(reply_parts);
+    let query = call(&link.statements.remember)
+        .bind(audit_json(audit).to_string())
+        .bind(reply.as_ref().map(|reply| &reply.1[..]))
+        .bind(reply.as_ref().and_then(|reply| reply.3));
+    link.fetch(query).await.map(drop)
+}

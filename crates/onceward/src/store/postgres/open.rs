@@ -1,0 +1,236 @@
+//! Connecting, and bringing the schema to the version of this release.
+
+use std::{str::FromStr as _, sync::Arc};
+
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions,
+};
+
+use super::PgOptions;
+
+/// Migrations in order. The schema's table `migrations` says how many of them it has.
+const MIGRATIONS: [&str; 1] = [concat!(
+    include_str!("../../../migrations/postgres/0001_records.sql"),
+    include_str!("../../../migrations/postgres/0002_functions.sql"),
+)];
+
+/// The oldest server that is known to do: 13.
+const OLDEST_SERVER: u32 = 13_00_00;
+
+/// Why a store cannot be had in a database. Nothing is changed then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PgConnectError {
+    /// The address cannot be read.
+    #[error("the store's URL cannot be read")]
+    Url(#[source] sqlx::Error),
+    /// The schema's name cannot be used.
+    #[error(
+        "`{0}` cannot be the name of a schema: letters, digits and `_`, at most 63, no digit first"
+    )]
+    Schema(String),
+    /// The server is too old.
+    #[error("the server is PostgreSQL {0}; 13 or later is needed")]
+    Old(String),
+    /// Written by a newer version.
+    #[error(
+        "schema {schema} has version {found}, and this version knows {known}; use a newer onceward"
+    )]
+    Newer {
+        /// The schema.
+        schema: String,
+        /// The version it has.
+        found: u32,
+        /// The newest version that is known here.
+        known: u32,
+    },
+    /// The schema is not there, or older than this version, and must not be changed.
+    #[error("schema {schema} has version {found} of {known}; run with migrations allowed once")]
+    NotMigrated {
+        /// The schema.
+        schema: String,
+        /// The version it has; 0 when it is not there.
+        found: u32,
+        /// The version that is needed.
+        known: u32,
+    },
+    /// The server said no.
+    #[error("the database cannot be used")]
+    Server(#[from] sqlx::Error),
+}
+
+/// The statements of one schema.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) reserve: Arc<str>,
+    pub(super) write: Arc<str>,
+    pub(super) load: Arc<str>,
+    pub(super) change: Arc<str>,
+    pub(super) remember: Arc<str>,
+    pub(super) step: Arc<str>,
+    pub(super) steps: Arc<str>,
+    pub(super) resumable: Arc<str>,
+    pub(super) audit: Arc<str>,
+    pub(super) sweep: Arc<str>,
+    pub(super) reap: Arc<str>,
+    pub(super) ping: Arc<str>,
+    pub(super) check_identity: Arc<str>,
+    pub(super) accept_identity: Arc<str>,
+}
+
+impl Statements {
+    pub(super) fn of(schema: &str) -> Self {
+        let named = |sql: &str| Arc::from(in_schema(sql, schema));
+        Statements {
+            reserve: named(
+                "SELECT * FROM onceward.reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, \
+                 $13, $14, $15, $16)",
+            ),
+            write: named(
+                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+            ),
+            load: named("SELECT * FROM onceward.load($1, $2, $3)"),
+            change: named(
+                "SELECT onceward.change($1, $2, $3::jsonb, $4::jsonb, $5, $6, $7, $8::jsonb, $9, $10)",
+            ),
+            remember: named(
+                "SELECT onceward.remember(\
+                 jsonb_populate_record(NULL::onceward.audit_records, $1::jsonb), \
+                 $1::jsonb ->> 'reply_schema', $2, $3)",
+            ),
+            step: named("SELECT onceward.step($1, $2, $3, $4, $5, $6, $7, $8)"),
+            steps: named(
+                "SELECT s.name, s.result FROM onceward.steps s \
+                 JOIN onceward.records r USING (record_id) \
+                 WHERE r.scope = $1 AND r.key = $2 AND r.generation = $3 \
+                 AND s.generation = $3 ORDER BY s.step_id",
+            ),
+            // The list of leases is short, and says when to look; the record says what is true.
+            resumable: named(
+                "SELECT r.*, t.at, q.request, \
+                 NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
+                 FROM onceward.micros($1) AS t (at) \
+                 JOIN onceward.leases l ON l.check_at <= t.at \
+                 JOIN onceward.records r ON r.record_id = l.record_id \
+                 LEFT JOIN onceward.requests q ON q.record_id = r.record_id \
+                 WHERE r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= t.at \
+                 AND coalesce(r.open_effect_idempotent, true) \
+                 ORDER BY r.lease_until LIMIT $2",
+            ),
+            audit: named(
+                "SELECT at, generation, event, attempt, fence, reason, reply_status, \
+                 reply_headers, reply_schema, reply_body FROM onceward.audit_records \
+                 WHERE scope = $1 AND key = $2 ORDER BY audit_id",
+            ),
+            sweep: named("SELECT * FROM onceward.sweep($1, $2)"),
+            reap: named("SELECT * FROM onceward.reap($1, $2)"),
+            ping: named("DELETE FROM onceward.meta WHERE name = 'ping'"),
+            // Writes also when it finds one: a mere look would not see one that is on its way.
+            check_identity: named(
+                "INSERT INTO onceward.meta (name, value) VALUES ('identity', $1) \
+                 ON CONFLICT (name) DO UPDATE SET value = meta.value RETURNING value = $1",
+            ),
+            accept_identity: named(
+                "INSERT INTO onceward.meta (name, value) VALUES ('identity', $1) \
+                 ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            ),
+        }
+    }
+}
+
+/// The same SQL for a schema of this name.
+fn in_schema(sql: &str, schema: &str) -> String {
+    sql.replace("onceward.", &format!("\"{schema}\"."))
+}
+
+pub(super) async fn connect(options: &PgOptions) -> Result<PgConnection, sqlx::Error> {
+    let connect = PgConnectOptions::from_str(&options.url)?;
+    let connect = connect.application_name("onceward").disable_statement_logging();
+    connect.connect().await
+}
+
+/// Connects once, and sees to it that the schema is there and of this version.
+pub(super) async fn prepare(options: &PgOptions) -> Result<(), PgConnectError> {
+    let schema = &options.schema;
+    let name_is_good = schema.len() <= 63
+        && schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
+        && schema.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if !name_is_good {
+        return Err(PgConnectError::Schema(schema.to_string()));
+    }
+    PgConnectOptions::from_str(&options.url).map_err(PgConnectError::Url)?;
+    let mut connection = connect(options).await?;
+    let checked = match old_server(&mut connection).await? {
+        Some(version) => Err(PgConnectError::Old(version)),
+        None => migrate(&mut connection, options).await,
+    };
+    // The connection is not used again, and with it ends whatever was begun on it.
+    let _ = connection.close().await;
+    checked
+}
+
+async fn old_server(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+    let number = sqlx::query_scalar("SELECT current_setting('server_version_num')::integer");
+    let number: i32 = number.fetch_one(&mut *connection).await?;
+    if u32::try_from(number).unwrap_or(0) >= OLDEST_SERVER {
+        return Ok(None);
+    }
+    let version = sqlx::query_scalar("SELECT current_setting('server_version')");
+    Ok(Some(version.fetch_one(connection).await?))
+}
+
+async fn version_of(
+    connection: &mut PgConnection,
+    schema: &str,
+) -> Result<Option<u32>, sqlx::Error> {
+    let there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL");
+    let there: bool =
+        there.bind(format!("\"{schema}\".migrations")).fetch_one(&mut *connection).await?;
+    if !there {
+        return Ok(None);
+    }
+    let sql = in_schema("SELECT coalesce(max(version), 0) FROM onceward.migrations", schema);
+    let version: i32 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    Ok(Some(u32::try_from(version).unwrap_or(0)))
+}
+
+/// All in one transaction, under a lock that ends with it: processes that start together do it one
+/// after the other, and a crash leaves the schema as it was.
+async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(), PgConnectError> {
+    let schema = &*options.schema;
+    let known = MIGRATIONS.len() as u32;
+    let found = version_of(connection, schema).await?;
+    if found == Some(known) {
+        return Ok(());
+    }
+    if let Some(found) = found.filter(|found| *found > known) {
+        return Err(PgConnectError::Newer { schema: schema.into(), found, known });
+    }
+    if !options.migrate {
+        let found = found.unwrap_or(0);
+        return Err(PgConnectError::NotMigrated { schema: schema.into(), found, known });
+    }
+    sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
+    let lock = sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))");
+    lock.bind(format!("onceward migration of {schema}")).execute(&mut *connection).await?;
+    let have = version_of(connection, schema).await?;
+    if have.is_none() {
+        let begin = format!(
+            "CREATE SCHEMA IF NOT EXISTS \"{schema}\"; \
+             CREATE TABLE \"{schema}\".migrations (\
+                 version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()); \
+             CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL);"
+        );
+        sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
+    }
+    let have = have.unwrap_or(0) as usize;
+    for (index, migration) in MIGRATIONS.iter().enumerate().skip(have) {
+        let migration = in_schema(migration, schema);
+        sqlx::raw_sql(AssertSqlSafe(migration)).execute(&mut *connection).await?;
+        let note = in_schema("INSERT INTO onceward.migrations (version) VALUES ($1)", schema);
+        let version = i32::try_from(index + 1).unwrap_or(i32::MAX);
+        sqlx::query(AssertSqlSafe(note)).bind(version).execute(&mut *connection).await?;
+    }
+    sqlx::raw_sql("COMMIT").execute(connection).await?;
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! What workers and operators ask for, one call at a time.
+
+use sqlx::{Row as _, postgres::PgRow, types::Uuid};
+
+use super::{
+    batch::damaged,
+    error::{Remedy, remedy},
+    link::{Call, Link, Lost, call},
+    row::read_audit,
+};
+use crate::{
+    key::Key,
+    record::{AttemptId, AuditRecord, RecordId, State},
+    scope::Scope,
+    store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
+};
+
+/// A call that may be made twice.
+pub(super) async fn fetch(
+    link: &mut Link,
+    bind: impl Fn(&Link) -> Call<'static>,
+) -> Result<Vec<PgRow>, StoreError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let lost = match link.fetch(bind(link)).await {
+            Ok(rows) => return Ok(rows),
+            Err(lost) => lost,
+        };
+        match &lost {
+            Lost::Failed(error)
+                if matches!(remedy(error), Remedy::Reconnect | Remedy::Again) && tries < 4 => {}
+            _ => return Err(lost.store_error()),
+        }
+    }
+}
+
+pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditRecord>, StoreError> {
+    let bind =
+        |link: &Link| call(&link.statements.audit).bind(id.scope.as_str()).bind(id.key.as_str());
+    let rows = fetch(link, bind).await?;
+    rows.iter().map(|row| read_audit(row, &id).map_err(damaged)).collect()
+}
+
+pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, StoreError> {
+    let most = i32::try_from(limit).unwrap_or(i32::MAX);
+    let rows = fetch(link, |link| call(&link.statements.sweep).bind(link.now()).bind(most)).await?;
+    rows.iter().map(|row| read_swept(row).ok_or_else(unreadable)).collect()
+}
+
+fn read_swept(row: &PgRow) -> Option<Swept> {
+    let scope = Scope::new(row.try_get::<&str, _>(0).ok()?).ok()?;
+    let key = Key::new(row.try_get::<&str, _>(1).ok()?).ok()?;
+    let attempt: Uuid = row.try_get(3).ok()?;
+    Some(Swept {
+        id: RecordId { scope, key },
+        state: State::from_name(row.try_get(2).ok()?)?,
+        attempt: AttemptId::from_bytes(attempt.into_bytes()),
+    })
+}
+
+pub(super) fn unreadable() -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, super::error::STORE, "an answer cannot be read")
+}
+
+pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreError> {
+    let most = i32::try_from(limit).unwrap_or(i32::MAX);
+    let rows = fetch(link, |link| call(&link.statements.reap).bind(link.now()).bind(most)).await?;
+    let count = |column: usize| {
+        let count: i32 = rows.first().and_then(|row| row.try_get(column).ok()).unwrap_or(0);
+        u32::try_from(count).unwrap_or(0)
+    };
+    Ok(Reaped { expired: count(0), purged: count(1) })
+}
+
+/// A write to no row: to answer reads only is not to be well.
+pub(super) async fn ping(link: &mut Link) -> Result<(), StoreError> {
+    fetch(link, |link| call(&link.statements.ping)).await.map(drop)
+}
+
+pub(super) async fn check_identity(
+    link: &mut Link,
+    identity: Identity,
+) -> Result<IdentityCheck, StoreError> {
+    let bind = |link: &Link| call(&link.statements.check_identity).bind(identity.as_str());
+    let rows = fetch(link, bind).await?;
+    let same: bool = rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(unreadable)?;
+    Ok(if same { IdentityCheck::Same } else { IdentityCheck::Different })
+}
+
+pub(super) async fn accept_identity(link: &mut Link, identity: Identity) -> Result<(), StoreError> {
+    let bind = |link: &Link| call(&link.statements.accept_identity).bind(identity.as_str());
+    fetch(link, bind).await.map(drop)
+}

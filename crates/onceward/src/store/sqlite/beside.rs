@@ -1,0 +1,190 @@
+//! What is kept beside a record that is not terminal: the steps and the request of a phased
+//! operation. Written in the transaction that writes the record; gone, by triggers, in the one that
+//! brings it to rest.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use http::{Method, Uri};
+use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
+
+use super::super::headers::{decode_headers, encode_headers};
+use super::{
+    row::{BadRow, Columns, RECORD_COLUMN_COUNT, bind_id, read_record},
+    sql::{FORGET, KEEP_REQUEST, RESUMABLE, SAVE_STEP, SAVED, STEPS},
+    writer::{Outcome, Writer, before},
+};
+use crate::{
+    record::{Record, RecordId, SavedStep, StoredRequest},
+    store::Resumable,
+};
+
+/// One thing to keep.
+pub(super) enum Beside {
+    Request(Arc<StoredRequest>),
+    Step(SavedStep),
+}
+
+/// What a batch knows of saved steps, and what it has to write.
+#[derive(Default)]
+pub(super) struct Gathered {
+    saved: HashSet<(RecordId, u32, Box<str>)>,
+    kept: HashMap<RecordId, Vec<(u32, Beside)>>,
+    came_to_rest: HashSet<RecordId>,
+    /// Those that came to rest and left it again in this batch, which no trigger sees.
+    left_rest: HashSet<RecordId>,
+}
+
+impl Gathered {
+    pub(super) fn is_saved(&self, record: Option<&Record>, name: Option<&str>) -> bool {
+        let (Some(record), Some(name)) = (record, name) else { return false };
+        self.saved.contains(&(record.id.clone(), record.generation, name.into()))
+    }
+
+    pub(super) fn keep(&mut self, record: &Record, beside: Beside) {
+        if let Beside::Step(step) = &beside {
+            self.saved.insert((record.id.clone(), record.generation, step.name.clone()));
+        }
+        self.kept.entry(record.id.clone()).or_default().push((record.generation, beside));
+    }
+
+    /// Takes note of what a record has become.
+    pub(super) fn follow(&mut self, record: &Record) {
+        if record.state.is_terminal() {
+            self.drop_all_of(&record.id);
+        } else if self.came_to_rest.contains(&record.id) {
+            self.left_rest.insert(record.id.clone());
+        }
+    }
+
+    pub(super) fn drop_all_of(&mut self, id: &RecordId) {
+        self.kept.remove(id);
+        if !self.saved.is_empty() {
+            self.saved.retain(|(of, ..)| of != id);
+        }
+        self.came_to_rest.insert(id.clone());
+    }
+
+    pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
+        for id in &self.left_rest {
+            for sql in FORGET {
+                bind_id(sqlx::query(sql), id).execute(&mut *connection).await?;
+            }
+        }
+        for (id, kept) in self.kept {
+            for (generation, beside) in kept {
+                let query = match beside {
+                    Beside::Step(step) => bind_id(sqlx::query(SAVE_STEP), &id)
+                        .bind(i64::from(generation))
+                        .bind(step.name.into_string())
+                        .bind(step.result.to_vec()),
+                    Beside::Request(request) => bind_id(sqlx::query(KEEP_REQUEST), &id)
+                        .bind(request.method.as_str().to_owned())
+                        .bind(request.uri.to_string())
+                        .bind(encode_headers(&request.headers))
+                        .bind(request.body.to_vec()),
+                };
+                query.execute(&mut *connection).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// Which of the steps that are to be made are saved already. Inside the transaction.
+    pub(super) async fn load_saved(
+        &mut self,
+        asked: Vec<(RecordId, Box<str>)>,
+    ) -> Outcome<Gathered> {
+        let mut gathered = Gathered::default();
+        if asked.is_empty() {
+            return Ok(gathered);
+        }
+        let names: Vec<[&str; 3]> =
+            asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
+        let names = serde_json::to_string(&names).unwrap_or_default();
+        let fetched = match self.connection().await {
+            Ok(connection) => sqlx::query(SAVED).bind(names).fetch_all(connection).await,
+            Err(failure) => Err(failure.error),
+        };
+        let rows = match fetched {
+            Ok(rows) => rows,
+            Err(error) => return Err(self.roll_back(before(error)).await),
+        };
+        for row in rows {
+            let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
+            let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
+            let asked = position.and_then(|at| asked.get(at));
+            if let (Some((id, name)), Some(generation)) = (asked, generation) {
+                gathered.saved.insert((id.clone(), generation, name.clone()));
+            }
+        }
+        Ok(gathered)
+    }
+
+    pub(super) async fn saved_steps(
+        &mut self,
+        id: &RecordId,
+        generation: u32,
+    ) -> Outcome<Vec<SavedStep>> {
+        let query = bind_id(sqlx::query(STEPS), id).bind(i64::from(generation));
+        let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
+        let decode = |error| before(sqlx::Error::Decode(Box::new(error)));
+        rows.iter().map(|row| read_step(row).map_err(decode)).collect()
+    }
+
+    /// What cannot be read is left out, as workers do: it must not stand in the way of the others.
+    pub(super) async fn resumable(&mut self, limit: u32) -> Outcome<Vec<Resumable>> {
+        let now = self.options.clock.now();
+        let mut resumable = Vec::new();
+        let mut unreadable = 0;
+        loop {
+            let found = u32::try_from(resumable.len()).unwrap_or(u32::MAX);
+            let page = limit.saturating_sub(found).min(PAGE_MAX);
+            let query = sqlx::query(RESUMABLE).bind(now.as_micros());
+            let query = query.bind(page).bind(found.saturating_add(unreadable));
+            let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
+            let read = resumable.len();
+            resumable.extend(rows.iter().filter_map(|row| read_resumable(row).ok()));
+            unreadable += (rows.len() - (resumable.len() - read)) as u32;
+            if rows.len() < page as usize || resumable.len() >= limit as usize {
+                return Ok(resumable);
+            }
+        }
+    }
+}
+
+/// How many are read at a time.
+const PAGE_MAX: u32 = 256;
+
+fn read_step(row: &SqliteRow) -> Result<SavedStep, BadRow> {
+    let mut columns = Columns { row, next: 0 };
+    let name = columns.text("name")?.into();
+    let result: Option<&[u8]> = columns.get("result")?;
+    let result = result.ok_or(BadRow("result"))?;
+    Ok(SavedStep { name, result: Bytes::copy_from_slice(result) })
+}
+
+fn read_resumable(row: &SqliteRow) -> Result<Resumable, BadRow> {
+    let record = Box::new(read_record(row)?);
+    let mut columns = Columns { row, next: RECORD_COLUMN_COUNT };
+    let method: Option<&str> = columns.get("method")?;
+    let uri: Option<&str> = columns.get("uri")?;
+    let headers: Option<&[u8]> = columns.get("headers")?;
+    let body: Option<&[u8]> = columns.get("body")?;
+    let request = match (method, uri, headers, body) {
+        (None, None, None, None) => None,
+        (Some(method), Some(uri), Some(headers), Some(body)) => Some(StoredRequest {
+            method: Method::from_bytes(method.as_bytes()).map_err(|_| BadRow("method"))?,
+            uri: uri.parse::<Uri>().map_err(|_| BadRow("uri"))?,
+            headers: decode_headers(headers).ok_or(BadRow("headers"))?,
+            body: Bytes::copy_from_slice(body),
+        }),
+        _ => return Err(BadRow("request")),
+    };
+    Ok(Resumable { record, request })
+}
