@@ -47,7 +47,6 @@ pub(crate) enum Keys {
 /// How much, and for how long.
 #[derive(Clone, Copy)]
 pub(crate) struct Load<'a> {
-    pub(crate) address: SocketAddr,
     pub(crate) connections: usize,
     pub(crate) warm_up: Duration,
     pub(crate) time: Duration,
@@ -75,10 +74,15 @@ impl Figures {
 
 impl Load<'_> {
     /// Sends requests for a time. What was answered within it is counted, after the warm-up.
-    pub(crate) async fn run(self, keys: Keys, body: &[u8]) -> anyhow::Result<Figures> {
+    pub(crate) async fn run(
+        &self,
+        address: SocketAddr,
+        keys: Keys,
+        body: &[u8],
+    ) -> anyhow::Result<Figures> {
         let mut connections = Vec::new();
         for _ in 0..self.connections {
-            connections.push(Connection::open(self.address, body).await?);
+            connections.push(Connection::open(address, body).await?);
         }
         let before = Snapshot::take(self.processes)?;
         let from = Instant::now() + self.warm_up;
@@ -105,11 +109,16 @@ impl Load<'_> {
     }
 
     /// Has `count` new keys answered.
-    pub(crate) async fn preload(self, count: usize, body: &[u8]) -> anyhow::Result<Vec<Answered>> {
+    pub(crate) async fn preload(
+        &self,
+        address: SocketAddr,
+        count: usize,
+        body: &[u8],
+    ) -> anyhow::Result<Vec<Answered>> {
         let mut tasks = JoinSet::new();
         let connections = self.connections.clamp(1, count.max(1));
         for index in 0..connections {
-            let mut connection = Connection::open(self.address, body).await?;
+            let mut connection = Connection::open(address, body).await?;
             let share = count / connections + usize::from(index < count % connections);
             tasks.spawn(async move {
                 let mut answered = Vec::with_capacity(share);
@@ -127,15 +136,19 @@ impl Load<'_> {
         }
         Ok(answered)
     }
+}
 
-    /// Sends each key again: the bodies must be those of the first answers.
-    pub(crate) async fn check(self, answered: &[Answered], body: &[u8]) -> anyhow::Result<()> {
-        let mut connection = Connection::open(self.address, body).await?;
-        for first in answered {
-            first.compare(connection.post(first.key).await?)?;
-        }
-        Ok(())
+/// Sends each key again: the bodies must be those of the first answers.
+pub(crate) async fn check(
+    address: SocketAddr,
+    answered: &[Answered],
+    body: &[u8],
+) -> anyhow::Result<()> {
+    let mut connection = Connection::open(address, body).await?;
+    for first in answered {
+        first.compare(connection.post(first.key).await?)?;
     }
+    Ok(())
 }
 
 /// One connection's part: a request after the other. Returns the latencies, and the last answer.
@@ -183,6 +196,12 @@ impl Key {
 }
 
 impl Answered {
+    /// The same answer under another key.
+    pub(crate) fn under(&self, key: &str) -> anyhow::Result<Self> {
+        let key = key.as_bytes().try_into().context("a key of another length")?;
+        Ok(Answered { key: Key(key), body: self.body.clone() })
+    }
+
     fn compare(&self, body: &[u8]) -> anyhow::Result<()> {
         if *self.body == *body {
             return Ok(());

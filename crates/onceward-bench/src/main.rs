@@ -32,6 +32,8 @@ enum What {
     },
     /// Services on PostgreSQL, over HTTP: no idempotency, by hand, and Onceward.
     Postgres(postgres::Options),
+    /// Onceward on PostgreSQL, over HTTP, with few and with many records in its tables.
+    PostgresSize(postgres::size::Options),
     /// One of these services, until its input ends. The benchmark starts it by itself.
     #[command(hide = true)]
     Serve(postgres::Serve),
@@ -51,6 +53,10 @@ fn main() -> anyhow::Result<()> {
         What::Postgres(options) => {
             let one_thread = Builder::new_current_thread().enable_all().build()?;
             one_thread.block_on(postgres::run(options))
+        }
+        What::PostgresSize(options) => {
+            let one_thread = Builder::new_current_thread().enable_all().build()?;
+            one_thread.block_on(postgres::size::run(options))
         }
         What::Serve(service) => {
             let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -2,11 +2,10 @@
 //! idempotency, with what teams write by hand, and with Onceward. They take turns; each is a
 //! process of its own with two threads, started anew on an empty database for each measurement.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
-use onceward_testbed::Postgres;
 use serde::Serialize;
 
 mod by_hand; // the yardsticks
@@ -14,10 +13,11 @@ mod contestant; // who takes part, and their processes
 mod database; // the server, and a new database each time
 mod payment; // what all of them serve
 mod report; // tables and ratios
+pub(crate) mod size; // small and large tables
 
 pub(crate) use contestant::{Serve, serve};
 
-use crate::load::{Keys, Load};
+use crate::load::{self, Figures, Keys, Load};
 use contestant::{Contestant, Process};
 use database::Server;
 use report::{Measurement, Output, Report};
@@ -41,7 +41,7 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = "first,replay")]
     workloads: Vec<Workload>,
     /// Who takes part.
-    #[arg(long, value_delimiter = ',', default_value = "echo,sqlx,tokio-postgres")]
+    #[arg(long, value_delimiter = ',', default_value = "echo,sqlx,tokio-postgres,onceward")]
     contestants: Vec<Contestant>,
     /// How many completed keys the replays choose from.
     #[arg(long, default_value_t = 2000)]
@@ -79,20 +79,17 @@ impl Workload {
     }
 }
 
+const DATABASE: &str = "onceward_bench";
+
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
-    let started = options.url.is_none().then(Postgres::start);
-    let started_url = started.as_ref().map(|server| server.url(""));
-    let url = options.url.as_deref().or(started_url.as_deref()).context("a server's URL")?;
-    let server = Server::connect(url).await?;
+    let server = Server::at_or_new(options.url.as_deref()).await?;
     let settings = server.settings().await?;
-    let mut processes = vec![std::process::id()];
-    processes.extend(started.as_ref().and_then(Postgres::pid));
     let mut measurements = Vec::new();
     for connections in options.connections.iter().copied() {
-        let run = Run { options: &options, server: &server, processes: &processes, connections };
+        let run = Run { options: &options, server: &server, connections };
         measurements.extend(run.rounds().await?);
     }
-    server.drop_database().await?;
+    server.drop_database(DATABASE).await?;
     Report::new(settings, options.seconds, measurements).print(options.output)
 }
 
@@ -100,7 +97,6 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
 struct Run<'a> {
     options: &'a Options,
     server: &'a Server,
-    processes: &'a [u32],
     connections: usize,
 }
 
@@ -164,61 +160,53 @@ impl Run<'_> {
 
     async fn measure(&self, turn: Turn, round: u32, seconds: f64) -> anyhow::Result<Measurement> {
         let Turn { workload, contestant, pool } = turn;
-        let url = self.server.new_database().await?;
+        let url = self.server.new_database(DATABASE).await?;
         let process = Process::start(contestant, &url, pool.unwrap_or_default())?;
         let load = Load {
-            address: process.address,
             connections: self.connections,
             warm_up: Duration::from_secs_f64(self.options.warm_up),
             time: Duration::from_secs_f64(seconds),
-            processes: self.processes,
+            processes: self.server.processes(),
         };
-        let figures = self.load(turn, load).await;
+        let figures = self.load(turn, load, process.address, &url).await;
         let figures =
             figures.with_context(|| format!("{}, {}", contestant.name(), workload.name()))?;
         let measurement = Measurement {
-            connections: self.connections,
             workload,
             round,
-            contestant,
+            contestant: contestant.name().to_owned(),
             pool,
-            requests: figures.latencies.len(),
-            per_second: figures.latencies.len() as f64 / seconds,
-            p50_us: figures.percentile_us(0.5),
-            p99_us: figures.percentile_us(0.99),
-            interference: figures.interference,
+            ..Measurement::of(&load, &figures)
         };
-        let pool = pool.map_or(String::new(), |pool| format!(" (pool {pool})"));
-        eprintln!(
-            "{:>3} connections, round {}, {}, {}{pool}: {:.0}/s",
-            self.connections,
-            round + 1,
-            workload.name(),
-            contestant.name(),
-            measurement.per_second
-        );
+        measurement.announce();
         Ok(measurement)
     }
 
-    async fn load(&self, turn: Turn, load: Load<'_>) -> anyhow::Result<crate::load::Figures> {
+    async fn load(
+        &self,
+        turn: Turn,
+        load: Load<'_>,
+        address: SocketAddr,
+        url: &str,
+    ) -> anyhow::Result<Figures> {
         let body = payment::BODY.as_bytes();
         let keys = match turn.workload {
             Workload::First => Keys::New,
             Workload::Replay => {
                 // Preloading is no measurement, and need not take as long with one connection.
                 let preload = Load { connections: load.connections.max(16), ..load };
-                let answered = Arc::from(preload.preload(self.options.keys, body).await?);
+                let answered = Arc::from(preload.preload(address, self.options.keys, body).await?);
                 match turn.contestant.replays() {
                     true => Keys::Same(answered),
                     false => Keys::Ignored(answered),
                 }
             }
         };
-        self.server.settle().await?;
-        let figures = load.run(keys, body).await?;
+        self.server.settle(url).await?;
+        let figures = load.run(address, keys, body).await?;
         if turn.contestant.replays() {
             // What was answered must have been kept, or it was no work.
-            load.check(&figures.last, body).await?;
+            load::check(address, &figures.last, body).await?;
         }
         Ok(figures)
     }

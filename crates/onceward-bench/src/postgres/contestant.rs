@@ -5,12 +5,14 @@ use std::{
     io::{BufRead as _, BufReader, Read as _},
     net::SocketAddr,
     process::{Child, Command, Stdio},
+    sync::Arc,
     thread,
 };
 
 use anyhow::Context as _;
-use axum::{Router, body::Bytes, response::Response, routing::post, serve::ListenerExt as _};
+use axum::{Router, body::Bytes, routing::post, serve::ListenerExt as _};
 use clap::{Args, ValueEnum};
+use onceward::{Idempotency, PgOptions, PgStore, Policy};
 use serde::Serialize;
 use tokio::net::TcpListener;
 
@@ -26,6 +28,8 @@ pub(crate) enum Contestant {
     Sqlx,
     /// By hand, with tokio-postgres and deadpool.
     TokioPostgres,
+    /// The layer on a `PgStore`, with its defaults.
+    Onceward,
 }
 
 impl Contestant {
@@ -35,6 +39,7 @@ impl Contestant {
             Contestant::Echo => "echo",
             Contestant::Sqlx => "sqlx",
             Contestant::TokioPostgres => "tokio-postgres",
+            Contestant::Onceward => "onceward",
         }
     }
 
@@ -50,16 +55,27 @@ impl Contestant {
 
     async fn service(self, url: &str, pool: u32) -> anyhow::Result<Router> {
         match self {
-            Contestant::Echo => Ok(Router::new().route("/payments", post(echo))),
+            Contestant::Echo => Ok(pays()),
             Contestant::Sqlx => by_hand::sqlx::service(url, pool).await,
             Contestant::TokioPostgres => by_hand::tokio_postgres::service(url, pool as usize).await,
+            Contestant::Onceward => onceward(url).await,
         }
     }
 }
 
-async fn echo(body: Bytes) -> Response {
-    let (status, body) = payment::pay(&body);
-    by_hand::answer(status, body)
+/// The service alone.
+fn pays() -> Router {
+    let pay = |body: Bytes| async move {
+        let (status, body) = payment::pay(&body);
+        by_hand::answer(status, body)
+    };
+    Router::new().route("/payments", post(pay))
+}
+
+/// The same service behind the layer.
+async fn onceward(url: &str) -> anyhow::Result<Router> {
+    let store = PgStore::connect(PgOptions::new(url)).await?;
+    Ok(pays().layer(Idempotency::new(Arc::new(store), Policy::required())))
 }
 
 /// Which service to be.

@@ -4,9 +4,12 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::machine::Interference;
+use crate::{
+    load::{Figures, Load},
+    machine::Interference,
+};
 
-use super::{Workload, contestant::Contestant, database::Settings};
+use super::{Workload, database::Settings};
 
 /// In which form.
 #[derive(Clone, Copy, ValueEnum)]
@@ -23,7 +26,7 @@ pub(crate) struct Measurement {
     pub(crate) connections: usize,
     pub(crate) workload: Workload,
     pub(crate) round: u32,
-    pub(crate) contestant: Contestant,
+    pub(crate) contestant: String,
     pub(crate) pool: Option<u32>,
     pub(crate) requests: usize,
     pub(crate) per_second: f64,
@@ -33,6 +36,33 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
+    /// What a load came to; whose and which one is for the caller to say.
+    pub(crate) fn of(load: &Load<'_>, figures: &Figures) -> Self {
+        Measurement {
+            connections: load.connections,
+            workload: Workload::First,
+            round: 0,
+            contestant: String::new(),
+            pool: None,
+            requests: figures.latencies.len(),
+            per_second: figures.latencies.len() as f64 / load.time.as_secs_f64(),
+            p50_us: figures.percentile_us(0.5),
+            p99_us: figures.percentile_us(0.99),
+            interference: figures.interference,
+        }
+    }
+
+    /// To whoever waits for the report.
+    pub(crate) fn announce(&self) {
+        let Measurement { connections, round, contestant, per_second, .. } = self;
+        let pool = self.pool.map_or(String::new(), |pool| format!(" (pool {pool})"));
+        let workload = self.workload.name();
+        eprintln!(
+            "connections: {connections}, round {}, {workload}, {contestant}{pool}: {per_second:.0}/s",
+            round + 1
+        );
+    }
+
     /// Share of the machine that was not ours.
     fn others(&self) -> f64 {
         self.interference.foreign + self.interference.steal
@@ -54,8 +84,8 @@ struct Ratio {
     connections: usize,
     workload: Workload,
     what: &'static str,
-    contestant: Contestant,
-    to: Contestant,
+    contestant: String,
+    to: String,
     median: f64,
     rounds: Vec<f64>,
 }
@@ -100,10 +130,14 @@ impl Report {
         groups
     }
 
-    fn contestants(&self, group: (usize, Workload)) -> Vec<Contestant> {
-        let mut contestants: Vec<_> = self.of(group).map(|one| one.contestant).collect();
-        contestants.sort_unstable();
-        contestants.dedup();
+    /// In the order of the first round.
+    fn contestants(&self, group: (usize, Workload)) -> Vec<&str> {
+        let mut contestants = Vec::new();
+        for one in self.of(group) {
+            if !contestants.contains(&one.contestant.as_str()) {
+                contestants.push(&one.contestant);
+            }
+        }
         contestants
     }
 
@@ -119,16 +153,16 @@ impl Report {
             for (index, contestant) in contestants.iter().enumerate() {
                 for to in &contestants[..index] {
                     let rounds: Vec<f64> = self
-                        .by_round(group, *contestant, of)
-                        .zip(self.by_round(group, *to, of))
+                        .by_round(group, contestant, of)
+                        .zip(self.by_round(group, to, of))
                         .map(|(one, other)| one / other)
                         .collect();
                     ratios.push(Ratio {
                         connections: group.0,
                         workload: group.1,
                         what,
-                        contestant: *contestant,
-                        to: *to,
+                        contestant: (*contestant).to_owned(),
+                        to: (*to).to_owned(),
                         median: median(&rounds),
                         rounds,
                     });
@@ -142,7 +176,7 @@ impl Report {
     fn by_round(
         &self,
         group: (usize, Workload),
-        contestant: Contestant,
+        contestant: &str,
         of: &fn(&Measurement) -> f64,
     ) -> impl Iterator<Item = f64> {
         self.of(group).filter(move |one| one.contestant == contestant).map(of)
@@ -163,7 +197,7 @@ impl Report {
         let (connections, workload) = group;
         println!("\n{}, connections: {connections}, {} s a round", workload.name(), self.seconds);
         println!(
-            "{:<16}{:>6}{:>12}{:>20}{:>11}{:>11}{:>12}",
+            "{:<18}{:>6}{:>12}{:>20}{:>11}{:>11}{:>12}",
             "", "pool", "requests/s", "(min - max)", "p50 ms", "p99 ms", "others"
         );
         for contestant in self.contestants(group) {
@@ -174,8 +208,8 @@ impl Report {
             let pool = self.of(group).find(|one| one.contestant == contestant);
             let pool = pool.and_then(|one| one.pool).map_or(String::new(), |pool| pool.to_string());
             println!(
-                "{:<16}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{:>11.0}%",
-                contestant.name(),
+                "{:<18}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{:>11.0}%",
+                contestant,
                 median(&rates),
                 format!(
                     "{:.0} - {:.0}",
@@ -190,15 +224,15 @@ impl Report {
     }
 
     fn print_ratios(&self, group: (usize, Workload)) {
-        println!("{:<44}{:>8}   by round", "", "median");
+        println!("{:<48}{:>8}   by round", "", "median");
         for ratio in &self.ratios {
             if (ratio.connections, ratio.workload) != group {
                 continue;
             }
-            let pair = format!("{} / {}", ratio.contestant.name(), ratio.to.name());
+            let pair = format!("{} / {}", ratio.contestant, ratio.to);
             let rounds: Vec<String> =
                 ratio.rounds.iter().map(|ratio| format!("{ratio:.2}")).collect();
-            println!("{:<12}{pair:<32}{:>8.2}   {}", ratio.what, ratio.median, rounds.join(" "));
+            println!("{:<12}{pair:<36}{:>8.2}   {}", ratio.what, ratio.median, rounds.join(" "));
         }
     }
 }
