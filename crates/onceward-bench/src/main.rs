@@ -2,9 +2,13 @@
 //! something only with the command that made it.
 
 use clap::{Parser, Subcommand};
+use tokio::runtime::Builder;
 
 mod file;
 mod fingerprint;
+mod load; // requests over kept-alive connections, from one thread
+mod machine; // who else used it during a measurement
+mod postgres; // HTTP services on a real PostgreSQL: by hand, and with Onceward
 
 #[derive(Parser)]
 #[command(about = "Measures Onceward beside its yardsticks")]
@@ -26,15 +30,37 @@ enum What {
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
     },
+    /// Services on PostgreSQL, over HTTP: no idempotency, by hand, and Onceward.
+    Postgres(postgres::Options),
+    /// Onceward on PostgreSQL, over HTTP, with few and with many records in its tables.
+    PostgresSize(postgres::size::Options),
+    /// One of these services, until its input ends. The benchmark starts it by itself.
+    #[command(hide = true)]
+    Serve(postgres::Serve),
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
     match Arguments::parse().what {
         What::Fingerprint => {
             fingerprint::run();
             Ok(())
         }
-        What::File { rounds, seconds } => file::run(rounds, seconds).await,
+        What::File { rounds, seconds } => {
+            let threads = Builder::new_multi_thread().enable_all().build()?;
+            threads.block_on(file::run(rounds, seconds))
+        }
+        // One thread for the load, so that it takes as little as it can from what it measures.
+        What::Postgres(options) => {
+            let one_thread = Builder::new_current_thread().enable_all().build()?;
+            one_thread.block_on(postgres::run(options))
+        }
+        What::PostgresSize(options) => {
+            let one_thread = Builder::new_current_thread().enable_all().build()?;
+            one_thread.block_on(postgres::size::run(options))
+        }
+        What::Serve(service) => {
+            let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            threads.block_on(postgres::serve(service))
+        }
     }
 }

@@ -1,0 +1,250 @@
+//! Figures in, a table or JSON out. Ratios are made round by round, so that the machine's drift
+//! cancels out, and only then summarised.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::{
+    load::{Figures, Load},
+    machine::Interference,
+};
+
+use super::{Workload, database::Settings};
+
+/// In which form.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    Table,
+    /// For programs: every measurement, and the ratios.
+    Json,
+}
+
+/// One contestant, one workload, once.
+#[derive(Serialize)]
+pub(crate) struct Measurement {
+    pub(crate) connections: usize,
+    pub(crate) workload: Workload,
+    pub(crate) round: u32,
+    pub(crate) contestant: String,
+    pub(crate) pool: Option<u32>,
+    pub(crate) requests: usize,
+    pub(crate) per_second: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) interference: Interference,
+}
+
+impl Measurement {
+    /// What a load came to; whose and which one is for the caller to say.
+    pub(crate) fn of(load: &Load<'_>, figures: &Figures) -> Self {
+        Measurement {
+            connections: load.connections,
+            workload: Workload::First,
+            round: 0,
+            contestant: String::new(),
+            pool: None,
+            requests: figures.latencies.len(),
+            per_second: figures.latencies.len() as f64 / load.time.as_secs_f64(),
+            p50_us: figures.percentile_us(0.5),
+            p99_us: figures.percentile_us(0.99),
+            interference: figures.interference,
+        }
+    }
+
+    /// To whoever waits for the report.
+    pub(crate) fn announce(&self) {
+        let Measurement { connections, round, contestant, per_second, .. } = self;
+        let pool = self.pool.map_or(String::new(), |pool| format!(" (pool {pool})"));
+        let workload = self.workload.name();
+        eprintln!(
+            "connections: {connections}, round {}, {workload}, {contestant}{pool}: {per_second:.0}/s",
+            round + 1
+        );
+    }
+
+    /// Share of the machine that was not ours.
+    fn others(&self) -> f64 {
+        self.interference.foreign + self.interference.steal
+    }
+}
+
+/// All that was measured, and where.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    pub(crate) postgres: Settings,
+    pub(crate) seconds: f64,
+    pub(crate) measurements: Vec<Measurement>,
+    ratios: Vec<Ratio>,
+}
+
+/// One contestant by another, in the same rounds.
+#[derive(Serialize)]
+struct Ratio {
+    connections: usize,
+    workload: Workload,
+    what: &'static str,
+    contestant: String,
+    to: String,
+    median: f64,
+    rounds: Vec<f64>,
+}
+
+/// Something that is compared.
+struct Quantity {
+    what: &'static str,
+    of: fn(&Measurement) -> f64,
+}
+
+const QUANTITIES: [Quantity; 2] = [
+    Quantity { what: "requests/s", of: |measurement| measurement.per_second },
+    Quantity { what: "p50", of: |measurement| measurement.p50_us },
+];
+
+impl Report {
+    pub(crate) fn new(postgres: Settings, seconds: f64, measurements: Vec<Measurement>) -> Self {
+        let mut report = Report { postgres, seconds, measurements, ratios: Vec::new() };
+        report.ratios =
+            report.groups().into_iter().flat_map(|group| report.compare(group)).collect();
+        report
+    }
+
+    pub(crate) fn print(&self, output: Output) -> anyhow::Result<()> {
+        match output {
+            Output::Json => println!("{}", serde_json::to_string_pretty(self)?),
+            Output::Table => self.print_tables(),
+        }
+        Ok(())
+    }
+
+    /// What was measured under the same circumstances, in the order in which it was begun.
+    fn groups(&self) -> Vec<(usize, Workload)> {
+        let mut groups = Vec::new();
+        for measurement in &self.measurements {
+            let group = (measurement.connections, measurement.workload);
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        groups.sort_by_key(|(connections, workload)| (std::cmp::Reverse(*connections), *workload));
+        groups
+    }
+
+    /// In the order of the first round.
+    fn contestants(&self, group: (usize, Workload)) -> Vec<&str> {
+        let mut contestants = Vec::new();
+        for one in self.of(group) {
+            if !contestants.contains(&one.contestant.as_str()) {
+                contestants.push(&one.contestant);
+            }
+        }
+        contestants
+    }
+
+    fn of(&self, group: (usize, Workload)) -> impl Iterator<Item = &Measurement> {
+        self.measurements.iter().filter(move |one| (one.connections, one.workload) == group)
+    }
+
+    /// Each contestant by each one before it.
+    fn compare(&self, group: (usize, Workload)) -> Vec<Ratio> {
+        let contestants = self.contestants(group);
+        let mut ratios = Vec::new();
+        for Quantity { what, of } in &QUANTITIES {
+            for (index, contestant) in contestants.iter().enumerate() {
+                for to in &contestants[..index] {
+                    let rounds: Vec<f64> = self
+                        .by_round(group, contestant, of)
+                        .zip(self.by_round(group, to, of))
+                        .map(|(one, other)| one / other)
+                        .collect();
+                    ratios.push(Ratio {
+                        connections: group.0,
+                        workload: group.1,
+                        what,
+                        contestant: (*contestant).to_owned(),
+                        to: (*to).to_owned(),
+                        median: median(&rounds),
+                        rounds,
+                    });
+                }
+            }
+        }
+        ratios
+    }
+
+    /// Rounds are measured one after the other, so that this is their order.
+    fn by_round(
+        &self,
+        group: (usize, Workload),
+        contestant: &str,
+        of: &fn(&Measurement) -> f64,
+    ) -> impl Iterator<Item = f64> {
+        self.of(group).filter(move |one| one.contestant == contestant).map(of)
+    }
+
+    fn print_tables(&self) {
+        let Settings { version, shared_buffers, .. } = &self.postgres;
+        println!(
+            "PostgreSQL {version}, fsync and synchronous_commit on, shared_buffers {shared_buffers}"
+        );
+        for group in self.groups() {
+            self.print_figures(group);
+            self.print_ratios(group);
+        }
+    }
+
+    fn print_figures(&self, group: (usize, Workload)) {
+        let (connections, workload) = group;
+        println!("\n{}, connections: {connections}, {} s a round", workload.name(), self.seconds);
+        println!(
+            "{:<18}{:>6}{:>12}{:>20}{:>11}{:>11}{:>12}",
+            "", "pool", "requests/s", "(min - max)", "p50 ms", "p99 ms", "others"
+        );
+        for contestant in self.contestants(group) {
+            let figures = |of: fn(&Measurement) -> f64| -> Vec<f64> {
+                self.by_round(group, contestant, &of).collect()
+            };
+            let rates = figures(|one| one.per_second);
+            let pool = self.of(group).find(|one| one.contestant == contestant);
+            let pool = pool.and_then(|one| one.pool).map_or(String::new(), |pool| pool.to_string());
+            println!(
+                "{:<18}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{:>11.0}%",
+                contestant,
+                median(&rates),
+                format!(
+                    "{:.0} - {:.0}",
+                    rates.iter().copied().fold(f64::INFINITY, f64::min),
+                    rates.iter().copied().fold(0.0, f64::max)
+                ),
+                median(&figures(|one| one.p50_us)) / 1e3,
+                median(&figures(|one| one.p99_us)) / 1e3,
+                figures(Measurement::others).into_iter().fold(0.0, f64::max) * 100.0,
+            );
+        }
+    }
+
+    fn print_ratios(&self, group: (usize, Workload)) {
+        println!("{:<48}{:>8}   by round", "", "median");
+        for ratio in &self.ratios {
+            if (ratio.connections, ratio.workload) != group {
+                continue;
+            }
+            let pair = format!("{} / {}", ratio.contestant, ratio.to);
+            let rounds: Vec<String> =
+                ratio.rounds.iter().map(|ratio| format!("{ratio:.2}")).collect();
+            println!("{:<12}{pair:<36}{:>8.2}   {}", ratio.what, ratio.median, rounds.join(" "));
+        }
+    }
+}
+
+/// The middle one, or the mean of the two in the middle.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.as_slice() {
+        [] => f64::NAN,
+        all if all.len() % 2 == 1 => all[middle],
+        all => f64::midpoint(all[middle - 1], all[middle]),
+    }
+}

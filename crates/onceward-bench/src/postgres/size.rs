@@ -1,0 +1,184 @@
+//! What it costs that a table is large: the same load on stores with few and with many records.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use clap::Args;
+use tokio_postgres::Client;
+
+use super::{
+    Workload,
+    contestant::{Contestant, Process},
+    database::{self, Server},
+    payment,
+    report::{Measurement, Output, Report},
+};
+use crate::load::{Answered, Keys, Load};
+
+/// What is asked for.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Numbers of records, each in a database of its own.
+    #[arg(long, value_delimiter = ',', default_value = "100000,10000000")]
+    sizes: Vec<u64>,
+    /// How many rounds; sizes and workloads take turns in each.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// How long each is measured in a round, in seconds.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// How long it runs before that, in seconds.
+    #[arg(long, default_value_t = 1.0)]
+    warm_up: f64,
+    /// How many requests are under way at a time.
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    /// How many keys, from all over the table, the replays choose from.
+    #[arg(long, default_value_t = 100_000)]
+    keys: u64,
+    /// A server to use, without a database's name; otherwise one is started.
+    #[arg(long)]
+    url: Option<String>,
+    /// In which form to print.
+    #[arg(short, long, default_value = "table")]
+    output: Output,
+}
+
+/// How many records one statement makes.
+const CHUNK: u64 = 1_000_000;
+
+pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+    let server = Server::at_or_new(options.url.as_deref()).await?;
+    let settings = server.settings().await?;
+    let mut filled = Vec::new();
+    for size in options.sizes.iter().copied() {
+        filled.push(Filled::new(&options, &server, size).await?);
+    }
+    let workloads = [Workload::First, Workload::Replay];
+    let mut turns: Vec<_> =
+        workloads.iter().flat_map(|workload| filled.iter().map(|one| (*workload, one))).collect();
+    let mut measurements = Vec::new();
+    for round in 0..options.rounds {
+        for (workload, filled) in turns.iter().copied() {
+            let load = options.load(&server);
+            measurements.push(filled.measure(&server, load, workload, round).await?);
+        }
+        turns.rotate_left(1);
+    }
+    for filled in &filled {
+        server.drop_database(&filled.database).await?;
+    }
+    Report::new(settings, options.seconds, measurements).print(options.output)
+}
+
+impl Options {
+    fn load<'a>(&self, server: &'a Server) -> Load<'a> {
+        Load {
+            connections: self.connections,
+            warm_up: Duration::from_secs_f64(self.warm_up),
+            time: Duration::from_secs_f64(self.seconds),
+            processes: server.processes(),
+        }
+    }
+}
+
+/// A database with records.
+struct Filled {
+    name: String,
+    database: String,
+    last_record: i64,
+    answered: Arc<[Answered]>,
+}
+
+impl Filled {
+    /// One real request, and copies of its record under other keys.
+    async fn new(options: &Options, server: &Server, size: u64) -> anyhow::Result<Self> {
+        let database = format!("onceward_bench_{size}");
+        let url = server.new_database(&database).await?;
+        let process = Process::start(Contestant::Onceward, &url, 0)?;
+        let load = options.load(server);
+        let real = load.preload(process.address, 1, payment::BODY.as_bytes()).await?;
+        let real = real.first().context("one answer")?;
+        drop(process);
+        let client = database::connect(&url).await?;
+        let mut made = 0;
+        while made < size {
+            let until = size.min(made + CHUNK);
+            copy(&client, made + 1, until).await?;
+            made = until;
+            eprintln!("{made} of {size} records");
+        }
+        let last = client.query_one("SELECT max(record_id) FROM onceward.records", &[]).await?;
+        let step = i64::try_from((size / options.keys.max(1)).max(1))?;
+        let keys = "SELECT md5(n::text) FROM generate_series(1::bigint, $1, $2) AS n";
+        let mut answered = Vec::new();
+        for row in client.query(keys, &[&i64::try_from(size)?, &step]).await? {
+            answered.push(real.under(row.try_get(0)?)?);
+        }
+        Ok(Filled {
+            name: format!("{size} records"),
+            database,
+            last_record: last.try_get(0)?,
+            answered: answered.into(),
+        })
+    }
+
+    async fn measure(
+        &self,
+        server: &Server,
+        load: Load<'_>,
+        workload: Workload,
+        round: u32,
+    ) -> anyhow::Result<Measurement> {
+        let url = server.url(&self.database);
+        self.forget_new_records(&url).await?;
+        server.settle(&url).await?;
+        let process = Process::start(Contestant::Onceward, &url, 0)?;
+        let keys = match workload {
+            Workload::First => Keys::New,
+            Workload::Replay => Keys::Same(Arc::clone(&self.answered)),
+        };
+        let figures = load.run(process.address, keys, payment::BODY.as_bytes()).await?;
+        let measurement = Measurement {
+            workload,
+            round,
+            contestant: self.name.clone(),
+            pool: None,
+            ..Measurement::of(&load, &figures)
+        };
+        measurement.announce();
+        Ok(measurement)
+    }
+
+    /// A small table would not stay small.
+    async fn forget_new_records(&self, url: &str) -> anyhow::Result<()> {
+        let client = database::connect(url).await?;
+        for table in ["records", "replies", "leases"] {
+            let delete = format!("DELETE FROM onceward.{table} WHERE record_id > $1");
+            client.execute(&delete, &[&self.last_record]).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies the first record and its reply. Keys are as random as those of clients; within one
+/// statement they come sorted, which fills the index faster.
+async fn copy(client: &Client, from: u64, until: u64) -> anyhow::Result<()> {
+    let others = "SELECT string_agg(quote_ident(column_name), ', ') \
+        FROM information_schema.columns WHERE table_schema = 'onceward' \
+        AND table_name = 'records' AND column_name NOT IN ('record_id', 'key', 'reap_at')";
+    let others: String = client.query_one(others, &[]).await?.try_get(0)?;
+    let statement = format!(
+        "WITH first AS (SELECT * FROM onceward.records ORDER BY record_id LIMIT 1),
+        copies AS (
+            INSERT INTO onceward.records (key, reap_at, {others})
+            SELECT md5(n::text), reap_at + n, {others}
+            FROM first, generate_series({from}, {until}) AS n ORDER BY 1
+            RETURNING record_id
+        )
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        SELECT copies.record_id, headers, schema_version, body
+        FROM copies, first JOIN onceward.replies ON replies.record_id = first.record_id"
+    );
+    Ok(client.batch_execute(&statement).await?)
+}
