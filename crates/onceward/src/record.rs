@@ -115,6 +115,11 @@ impl State {
         State::Expired,
     ];
 
+    /// Whether somebody will or does work on it.
+    pub const fn is_at_work(self) -> bool {
+        matches!(self, State::Pending | State::InProgress)
+    }
+
     /// The name under which the state is stored and shown.
     pub const fn name(self) -> &'static str {
         match self {

@@ -56,7 +56,7 @@ BEGIN
            r.started_at, r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
            r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
            r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body
-    FROM unnest(scopes, keys, recipes, fingerprints, attempts) WITH ORDINALITY
+    FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts) WITH ORDINALITY
          AS a (scope, key, recipe, fingerprint, attempt, position)
     CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                         WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
@@ -79,8 +79,7 @@ BEGIN
                CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
                a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone, false,
                onceward.plus(t, a.lease), onceward.plus(t, a.retention)
-        FROM unnest(scopes, keys, recipes, fingerprints, attempts, modes, leases, max_executions,
-                    retentions, tombstones, effects, routes, methods, paths)
+        FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases, max_executions, retentions, tombstones, reserve.effects, routes, methods, paths)
              AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution, retention,
                    tombstone, effects, route, method, path)
         WHERE a.mode <> 'look'
@@ -102,7 +101,7 @@ BEGIN
     IF requests IS NOT NULL THEN
         INSERT INTO onceward.requests (record_id, request)
         SELECT r.record_id, a.request
-        FROM unnest(scopes, keys, attempts, requests) AS a (scope, key, attempt, request)
+        FROM unnest(scopes, keys, reserve.attempts, requests) AS a (scope, key, attempt, request)
         CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
         WHERE a.request IS NOT NULL AND r.attempt = a.attempt
@@ -131,7 +130,7 @@ BEGIN
     RETURN QUERY
     WITH held AS MATERIALIZED (
         SELECT r.record_id, a.lease
-        FROM unnest(scopes, keys, attempts, fences, leases) AS a (scope, key, attempt, fence, lease)
+        FROM unnest(scopes, keys, renew.attempts, fences, leases) AS a (scope, key, attempt, fence, lease)
         JOIN onceward.records r ON r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt
                                AND r.fence = a.fence AND r.state = 'in_progress'
         FOR UPDATE OF r SKIP LOCKED
@@ -173,8 +172,7 @@ BEGIN
             last_error = a.reason,
             reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
             reply_status = CASE a.kind WHEN 'complete' THEN a.status END
-        FROM unnest(scopes, keys, attempts, fences, kinds, reasons, statuses, headers,
-                    schema_versions, bodies)
+        FROM unnest(scopes, keys, write.attempts, fences, kinds, reasons, statuses, write.headers, schema_versions, bodies)
              AS a (scope, key, attempt, fence, kind, reason, status, headers, schema_version,
                    body)
         WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt AND r.fence = a.fence
@@ -227,6 +225,28 @@ BEGIN
                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
     LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
                        WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true;
+END
+$$;
+
+-- The places of those records that nobody is at work on any more, or whose lease is over.
+CREATE FUNCTION onceward.settled(at bigint, scopes text[], keys text[]) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(settled.at);
+BEGIN
+    RETURN QUERY
+    SELECT a.position FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
+    LEFT JOIN LATERAL (SELECT r.state, r.lease_until FROM onceward.records r
+                       WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+    WHERE coalesce(r.state <> 'pending' AND (r.state <> 'in_progress' OR r.lease_until <= t), true);
 END
 $$;
 

@@ -97,7 +97,9 @@ impl Engine {
             let decision = machine::decide(reservation, ask, self.clock.now());
             let at_work = matches!(decision, Decision::Refuse(Refusal::InProgress { .. }));
             let look_again = match (at_work, &waiter, woken) {
-                (true, Some(waiter), Some(woken)) => waiter.wait(woken).await,
+                (true, Some(waiter), Some(woken)) => {
+                    waiter.wait(woken, &self.waiters, &*self.store).await
+                }
                 _ => false,
             };
             if !look_again {

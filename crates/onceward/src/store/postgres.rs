@@ -240,6 +240,10 @@ impl Store for PgStore {
         })
     }
 
+    fn settled(&self, ids: Vec<RecordId>) -> StoreFuture<'_, Vec<RecordId>> {
+        self.single(move |link| Box::pin(workers::settled(link, ids)))
+    }
+
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         let id = id.clone();
         self.single(move |link| Box::pin(workers::audit(link, id)))

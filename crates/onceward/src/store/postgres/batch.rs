@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use sqlx::postgres::PgRow;
+use tracing::warn;
 
 use super::{
     error::{Remedy, remedy},
@@ -60,7 +61,11 @@ async fn send(link: &mut Link, bind: impl Fn(&Link) -> Call<'static>) -> Sent {
             Lost::NoAnswer => false,
             Lost::Failed(error) => match remedy(error) {
                 Remedy::Reconnect | Remedy::Again => tries < TRIES_MAX,
-                Remedy::Locked | Remedy::Refused => return Sent::OneByOne,
+                Remedy::Locked => return Sent::OneByOne,
+                Remedy::Refused => {
+                    warn!(%error, "a batch was refused, and goes one by one");
+                    return Sent::OneByOne;
+                }
             },
         };
         let error = lost.store_error();

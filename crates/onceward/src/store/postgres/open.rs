@@ -75,6 +75,7 @@ pub(super) struct Statements {
     pub(super) steps: Arc<str>,
     pub(super) resumable: Arc<str>,
     pub(super) stage: Arc<str>,
+    pub(super) settled: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) sweep: Arc<str>,
     pub(super) reap: Arc<str>,
@@ -129,6 +130,7 @@ impl Statements {
             stage: named(
                 "SELECT onceward.stage_message($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
+            settled: named("SELECT * FROM onceward.settled($1, $2, $3)"),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \
                  reply_headers, reply_schema, reply_body FROM onceward.audit_records \

@@ -35,6 +35,23 @@ pub(super) async fn fetch(
     }
 }
 
+/// Those that nobody is at work on any more, or whose lease is over.
+pub(super) async fn settled(
+    link: &mut Link,
+    ids: Vec<RecordId>,
+) -> Result<Vec<RecordId>, StoreError> {
+    let bind = |link: &Link| {
+        call(&link.statements().settled)
+            .bind(link.now())
+            .bind(ids.iter().map(|id| id.scope.as_str()).collect::<Vec<_>>())
+            .bind(ids.iter().map(|id| id.key.as_str()).collect::<Vec<_>>())
+    };
+    let rows = fetch(link, bind).await?;
+    let place = |row: &PgRow| usize::try_from(row.try_get::<i64, _>(0).ok()?).ok();
+    let settled = rows.iter().filter_map(place).filter_map(|place| ids.get(place.checked_sub(1)?));
+    Ok(settled.cloned().collect())
+}
+
 pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditRecord>, StoreError> {
     let bind =
         |link: &Link| call(&link.statements().audit).bind(id.scope.as_str()).bind(id.key.as_str());
