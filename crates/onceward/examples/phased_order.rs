@@ -95,7 +95,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let body = response.into_body().collect().await?.to_bytes();
         print!("{}", String::from_utf8_lossy(&body));
     }
-    let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&shop.pool).await?;
+    let orders: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&shop.pool).await?;
     assert_eq!((orders, shop.provider.0.lock().map(|it| it.len()).ok()), (1, Some(1)));
     Ok(())
 }

@@ -28,8 +28,6 @@ type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 /// What can stand in line.
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
-    /// A step that changes nothing.
-    Look(Box<dyn PendingStep>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(u32, Sender<Vec<Resumable>>),
@@ -100,18 +98,14 @@ impl Writer {
         // No timer: whatever stands in line when we come back goes together.
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
-            let mut looks = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
-                    Work::Look(step) => looks.push(step),
                     Work::Close => line.close(),
                     other => others.push(other),
                 }
             }
-            // First, so that they do not wait for a transaction of the user's.
-            self.looks(looks).await;
             self.steps(steps).await;
             for other in others {
                 self.other(other).await;
@@ -125,11 +119,8 @@ impl Writer {
         drop(alive);
     }
 
-    /// Reads what was committed, outside any transaction.
+    /// Reads what was committed, outside any transaction: so they wait for nobody who writes.
     async fn looks(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
-        if steps.is_empty() {
-            return;
-        }
         let ids = ids_of(&steps);
         let read = match self.connection().await {
             Ok(connection) => load(&ids).fetch_all(connection).await.map_err(before),
@@ -152,6 +143,12 @@ impl Writer {
     }
 
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
+        if steps.is_empty() {
+            return;
+        }
+        if steps.iter().all(|step| step.only_looks()) {
+            return self.looks(steps).await;
+        }
         if let [step] = &mut *steps {
             match self.alone(step).await {
                 Ok(true) => return answer(steps, vec![Ok(())]),
@@ -160,9 +157,6 @@ impl Writer {
                     return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
                 }
             }
-        }
-        if steps.is_empty() {
-            return;
         }
         let failure = match self.batch(&mut steps).await {
             Ok(committed) => return answer(steps, committed),
@@ -344,7 +338,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Look(_) | Work::Close => {
+            Work::Step(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }
