@@ -261,8 +261,13 @@ fn working(slot: usize, attempt: Attempt, steps: &mut Steps<'_>) {
         });
     }
     steps.unfair(Label::NoAnswer(slot), |turn| {
-        let failed = turn.makes(Mistake::LostAnswerIsFailure);
-        ends(turn, slot, if failed { Ending::Release } else { Ending::Unknown });
+        let ending = match turn.world.effects {
+            _ if turn.makes(Mistake::LostAnswerIsFailure) => Ending::Release,
+            // Of work in steps the record knows how far it came, whatever became of the handler.
+            Effects::Phased | Effects::Local => Ending::ReleaseAnswered,
+            _ => Ending::Unknown,
+        };
+        ends(turn, slot, ending);
     });
     steps.fair(Label::TakesTooLong(slot), |turn| ends(turn, slot, Ending::UnknownLate));
     renewing(slot, steps);

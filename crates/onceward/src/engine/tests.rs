@@ -1,4 +1,5 @@
 use http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
 
 use super::*;
 use crate::{

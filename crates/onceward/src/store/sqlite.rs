@@ -171,11 +171,12 @@ impl SqliteStore {
         decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
     ) -> StoreFuture<'_, A> {
         self.ask(move |sender| {
-            Work::Step(Box::new(RecordStep { id, step_name, decide, answer: None, sender }))
+            let looks = false;
+            Work::Step(Box::new(RecordStep { id, step_name, looks, decide, answer: None, sender }))
         })
     }
 
-    /// A step that changes nothing, whatever it finds. It waits for nobody who writes.
+    /// A step that changes nothing, whatever it finds.
     fn look<A: Send + 'static>(
         &self,
         id: RecordId,
@@ -185,8 +186,8 @@ impl SqliteStore {
             (Step { change: Change::Keep, audit: None, answer: decide(found, now) }, None)
         };
         self.ask(move |sender| {
-            let step = RecordStep { id, step_name: None, decide, answer: None, sender };
-            Work::Look(Box::new(step))
+            let (step_name, looks) = (None, true);
+            Work::Step(Box::new(RecordStep { id, step_name, looks, decide, answer: None, sender }))
         })
     }
 
@@ -228,6 +229,8 @@ trait PendingStep: Send {
     fn id(&self) -> &RecordId;
     /// The step of a phased operation that it is about.
     fn step_name(&self) -> Option<&str>;
+    /// Whether it changes nothing, whatever it finds.
+    fn only_looks(&self) -> bool;
     fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran;
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
 }
@@ -242,6 +245,7 @@ struct Ran {
 struct RecordStep<A, F> {
     id: RecordId,
     step_name: Option<Box<str>>,
+    looks: bool,
     decide: F,
     answer: Option<A>,
     sender: oneshot::Sender<Result<A, StoreError>>,
@@ -257,6 +261,10 @@ where
 
     fn step_name(&self) -> Option<&str> {
         self.step_name.as_deref()
+    }
+
+    fn only_looks(&self) -> bool {
+        self.looks
     }
 
     fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran {

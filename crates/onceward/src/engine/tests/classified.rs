@@ -4,11 +4,16 @@ use super::*;
 use crate::{
     engine::classify::{Outcome, classify},
     operation::Account,
+    record::{Effects, OpenEffect},
 };
 
 /// One word per outcome.
 fn meaning(execution: Execution<()>) -> String {
-    match classify(Ok(execution), &Policy::required(), &Account::default()) {
+    told(classify(Ok(execution), &Policy::required(), &Account::default()))
+}
+
+fn told(outcome: Outcome<()>) -> String {
+    match outcome {
         Outcome::Completed { reply, .. } => match reply.body {
             ReplyBody::Stored(body) => format!("completed with {} bytes", body.len()),
             ReplyBody::NotStored => "completed without body".to_owned(),
@@ -64,4 +69,77 @@ fn two_words_on_whether_it_acted_are_no_leave_to_run_again() {
 #[test]
 fn a_change_of_protocol_is_not_an_answer() {
     assert_eq!(meaning(answered(101, &[], small())), "unknown 502: handler_failed");
+}
+
+/// What a handler's end means on a route of these effects, given what it did with its operation.
+fn meaning_with(effects: Effects, account: &Account, ended: Ended) -> String {
+    let policy = Policy::required().effects(effects).expect("allowed");
+    let ended = match ended {
+        Ended::Status(status) => Ok(answered(status, &[], small())),
+        Ended::NoAnswer => {
+            Ok(Execution::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why: "reset" })
+        }
+        Ended::Panic => Err(Box::new("oh") as Box<dyn std::any::Any + Send>),
+    };
+    told(classify(ended, &policy, account))
+}
+
+#[derive(Clone, Copy)]
+enum Ended {
+    Status(u16),
+    NoAnswer,
+    Panic,
+}
+
+#[test]
+fn whoever_completed_in_a_transaction_is_not_asked() {
+    let mut account = Account::default();
+    account.completed = true;
+    for effects in [Effects::Local, Effects::Phased] {
+        for ended in [Ended::Status(200), Ended::Status(500), Ended::NoAnswer, Ended::Panic] {
+            assert_eq!(meaning_with(effects, &account, ended), "the store knows");
+        }
+    }
+}
+
+#[test]
+fn an_open_effect_is_stronger_than_any_answer() {
+    for (idempotent, expected) in [
+        (true, "idempotency_key_in_progress: effect_is_open"),
+        (false, "unknown 502: effect_without_result"),
+    ] {
+        let open_effect = Some(OpenEffect { name: "pay".into(), idempotent });
+        let mut account = Account::default();
+        (account.open_effect, account.has_progress) = (open_effect, true);
+        for ended in [Ended::Status(200), Ended::Status(404), Ended::NoAnswer, Ended::Panic] {
+            assert_eq!(meaning_with(Effects::Phased, &account, ended), expected);
+        }
+    }
+}
+
+#[test]
+fn without_an_answer_the_declared_effects_say_what_was_done() {
+    let fresh = Account::default();
+    let mut begun = Account::default();
+    begun.has_progress = true;
+    for (effects, account, expected) in [
+        (Effects::External, &fresh, "unknown 502: reset"),
+        (Effects::None, &fresh, "unknown 502: reset"),
+        (Effects::Local, &fresh, "idempotency_store_unavailable: reset"),
+        (Effects::Phased, &fresh, "idempotency_store_unavailable: reset"),
+        (Effects::Phased, &begun, "idempotency_key_in_progress: reset"),
+    ] {
+        assert_eq!(meaning_with(effects, account, Ended::NoAnswer), expected, "{effects:?}");
+    }
+}
+
+#[test]
+fn a_local_success_needs_a_transaction_and_an_error_does_not() {
+    let fresh = Account::default();
+    let local = |status| meaning_with(Effects::Local, &fresh, Ended::Status(status));
+    for status in [200, 204, 302] {
+        assert_eq!(local(status), "unknown 502: local_without_complete_in");
+    }
+    assert_eq!(local(404), "completed with 4 bytes");
+    assert_eq!(local(500), "not executed: handler_did_not_act");
 }

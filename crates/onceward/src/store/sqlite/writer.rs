@@ -30,8 +30,6 @@ type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
     Statement(Box<dyn PendingStatement>),
-    /// A step that changes nothing.
-    Look(Box<dyn PendingStep>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(u32, Sender<Vec<Resumable>>),
@@ -103,19 +101,15 @@ impl Writer {
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
             let mut statements = Vec::new();
-            let mut looks = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
                     Work::Statement(statement) => statements.push(statement),
-                    Work::Look(step) => looks.push(step),
                     Work::Close => line.close(),
                     other => others.push(other),
                 }
             }
-            // First, so that they do not wait for a transaction of the user's.
-            self.looks(looks).await;
             self.steps(steps).await;
             self.statements(statements).await;
             for other in others {
@@ -130,11 +124,8 @@ impl Writer {
         drop(alive);
     }
 
-    /// Reads what was committed, outside any transaction.
+    /// Reads what was committed, outside any transaction: so they wait for nobody who writes.
     async fn looks(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
-        if steps.is_empty() {
-            return;
-        }
         let ids = ids_of(&steps);
         let read = match self.connection().await {
             Ok(connection) => load(&ids).fetch_all(connection).await.map_err(before),
@@ -157,6 +148,12 @@ impl Writer {
     }
 
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
+        if steps.is_empty() {
+            return;
+        }
+        if steps.iter().all(|step| step.only_looks()) {
+            return self.looks(steps).await;
+        }
         if let [step] = &mut *steps {
             match self.alone(step).await {
                 Ok(true) => return answer(steps, vec![Ok(())]),
@@ -165,9 +162,6 @@ impl Writer {
                     return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
                 }
             }
-        }
-        if steps.is_empty() {
-            return;
         }
         let failure = match self.batch(&mut steps).await {
             Ok(committed) => return answer(steps, committed),
@@ -349,7 +343,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Statement(_) | Work::Look(_) | Work::Close => {
+            Work::Step(_) | Work::Statement(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }
