@@ -51,6 +51,10 @@ pub(crate) struct Context {
     /// How long a store call is repeated.
     pub(crate) store_deadline: Duration,
     /// The reserve that an operation of a `single` route makes in its own transaction.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "postgres")),
+        expect(dead_code, reason = "only transactions use it")
+    )]
     pub(crate) ask: Option<Ask>,
 }
 

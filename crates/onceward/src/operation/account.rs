@@ -31,12 +31,20 @@ pub(crate) enum Taken {
     /// This record.
     By(Box<Record>),
     /// Somebody's transaction, for longer than one waits.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "postgres")),
+        expect(dead_code, reason = "only transactions use it")
+    )]
     Locked,
 }
 
 /// The kinds of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "postgres")),
+        expect(dead_code, reason = "only transactions use it")
+    )]
     Phase,
     Effect,
 }

@@ -19,8 +19,9 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation, Resolve,
-    Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation,
+    Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
+    Written,
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
@@ -30,6 +31,7 @@ use crate::{
 
 mod alone;
 mod beside;
+mod changes;
 mod due;
 mod error;
 mod open;
@@ -274,11 +276,12 @@ where
 impl Store for SqliteStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
         if ask.mode == Mode::LookupOnly {
-            return self.look(ask.id.clone(), move |found, now| {
-                machine::reserve(found, &ask, now).answer
-            });
+            return self
+                .look(ask.id.clone(), move |found, now| machine::reserve(found, &ask, now).answer);
         }
-        self.step_beside(ask.id.clone(), None, move |found, _, now| beside::reserve(found, &ask, now))
+        self.step_beside(ask.id.clone(), None, move |found, _, now| {
+            beside::reserve(found, &ask, now)
+        })
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {

@@ -75,7 +75,8 @@ async fn a_transaction_of_the_handlers_own_takes_the_reply_with_it() {
 #[tokio::test]
 async fn what_is_rolled_back_leaves_neither_rows_nor_reply() {
     // How the first attempt ends, and what its client is told.
-    type End = fn(Shop, Operation) -> futures_util::future::BoxFuture<'static, axum::response::Response>;
+    type End =
+        fn(Shop, Operation) -> futures_util::future::BoxFuture<'static, axum::response::Response>;
     let work_fails: End = |shop, operation| {
         Box::pin(async move {
             let failing = operation.transaction(&shop.pool, async |tx| {

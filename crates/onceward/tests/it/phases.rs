@@ -9,8 +9,8 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use onceward::{
-    Effect, EffectError, Effects, MemoryStore, Operation, Policy, Reply, SqliteOptions, SqliteStore,
-    StepError, Store,
+    Effect, EffectError, Effects, MemoryStore, Operation, Policy, Reply, SqliteOptions,
+    SqliteStore, StepError, Store,
     clock::ManualClock,
     phase::Misuse,
     policy::ServerErrors,
@@ -173,20 +173,23 @@ async fn a_handler_that_hides_an_open_effect_is_not_believed() {
     ] {
         let ledger = Ledger::default();
         let noted = ledger.clone();
-        let service = paying(|memory| memory, move |number, operation| {
-            let ledger = ledger.clone();
-            Box::pin(async move {
-                let paid = operation.effect(payment, async |key| {
-                    let receipt = ledger.act(&key);
-                    match number {
-                        1 => Err("timed out")?,
-                        _ => Ok(receipt),
-                    }
-                });
-                let _ = paid.await;
-                "all is well".into_response()
-            })
-        });
+        let service = paying(
+            |memory| memory,
+            move |number, operation| {
+                let ledger = ledger.clone();
+                Box::pin(async move {
+                    let paid = operation.effect(payment, async |key| {
+                        let receipt = ledger.act(&key);
+                        match number {
+                            1 => Err("timed out")?,
+                            _ => Ok(receipt),
+                        }
+                    });
+                    let _ = paid.await;
+                    "all is well".into_response()
+                })
+            },
+        );
         let told = service.charge(KEY).await;
         assert_eq!(told.says(), first, "{payment:?}");
         assert_eq!(told.json()["retry"], "same_key");
@@ -201,20 +204,24 @@ async fn a_handler_that_hides_an_open_effect_is_not_believed() {
 async fn an_effect_that_is_known_not_to_have_acted_may_be_called_again() {
     let ledger = Ledger::default();
     let noted = ledger.clone();
-    let service = paying(|memory| memory, move |number, operation| {
-        let ledger = ledger.clone();
-        Box::pin(async move {
-            let paid = operation.effect(Effect::not_idempotent("pay"), async |key| match number {
-                1 => Err(EffectError::NotExecuted("connection refused")),
-                _ => Ok(ledger.act(&key)),
-            });
-            match paid.await {
-                Ok(receipt) => receipt.into_response(),
-                Err(StepError::Failed(why)) => (StatusCode::BAD_GATEWAY, why).into_response(),
-                Err(other) => panic!("{other:?}"),
-            }
-        })
-    });
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                let paid =
+                    operation.effect(Effect::not_idempotent("pay"), async |key| match number {
+                        1 => Err(EffectError::NotExecuted("connection refused")),
+                        _ => Ok(ledger.act(&key)),
+                    });
+                match paid.await {
+                    Ok(receipt) => receipt.into_response(),
+                    Err(StepError::Failed(why)) => (StatusCode::BAD_GATEWAY, why).into_response(),
+                    Err(other) => panic!("{other:?}"),
+                }
+            })
+        },
+    );
     let first = service.charge(KEY).await;
     assert_eq!((first.status, first.outcome()), (502, "suspended"));
     assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
@@ -225,41 +232,48 @@ async fn an_effect_that_is_known_not_to_have_acted_may_be_called_again() {
 async fn a_handler_may_try_an_idempotent_effect_again_by_itself() {
     let ledger = Ledger::default();
     let noted = ledger.clone();
-    let service = paying(|memory| memory, move |_, operation| {
-        let ledger = ledger.clone();
-        Box::pin(async move {
-            for idempotent in [true, true] {
-                let pay = if idempotent { Effect::idempotent("pay") } else { continue };
-                let paid = operation.effect(pay, async |key| {
-                    let receipt = ledger.act_once(&key);
-                    match ledger.calls().len() {
-                        1 => Err("timed out")?,
-                        _ => Ok(receipt),
+    let service = paying(
+        |memory| memory,
+        move |_, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                for idempotent in [true, true] {
+                    let pay = if idempotent { Effect::idempotent("pay") } else { continue };
+                    let paid = operation.effect(pay, async |key| {
+                        let receipt = ledger.act_once(&key);
+                        match ledger.calls().len() {
+                            1 => Err("timed out")?,
+                            _ => Ok(receipt),
+                        }
+                    });
+                    if let Ok(receipt) = paid.await {
+                        return receipt.into_response();
                     }
-                });
-                if let Ok(receipt) = paid.await {
-                    return receipt.into_response();
                 }
-            }
-            StatusCode::INTERNAL_SERVER_ERROR.into_response()
-        })
-    });
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            })
+        },
+    );
     assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
     assert_eq!((noted.calls().len(), noted.done().len(), service.runs()), (2, 1, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_resumed_handler_cannot_end_before_an_effect_that_was_left_open() {
-    let service = paying(|memory| memory, move |number, operation| {
-        Box::pin(async move {
-            if number == 1 {
-                let pay = Effect::idempotent("pay");
-                let lost = operation.effect(pay, async |_| Err::<(), _>(EffectError::from("timed out")));
-                let _ = lost.await;
-            }
-            "all is well".into_response()
-        })
-    });
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            Box::pin(async move {
+                if number == 1 {
+                    let pay = Effect::idempotent("pay");
+                    let lost = operation
+                        .effect(pay, async |_| Err::<(), _>(EffectError::from("timed out")));
+                    let _ = lost.await;
+                }
+                "all is well".into_response()
+            })
+        },
+    );
     for _ in 0..3 {
         assert_eq!(service.charge(KEY).await.says(), says(503, "key_in_progress"));
     }
@@ -276,19 +290,21 @@ async fn lost_answers_to_the_steps_of_an_effect_are_asked_for_again() {
             faults.fail(call, fault, 1);
             let ledger = Ledger::default();
             let noted = ledger.clone();
-            let service = paying(|memory| faults.on(memory), move |_, operation| {
-                let ledger = ledger.clone();
-                Box::pin(async move {
-                    let pay = Effect::not_idempotent("pay");
-                    let paid = operation.effect(pay, async |key| {
-                        Ok::<_, EffectError<&str>>(ledger.act(&key))
-                    });
-                    match paid.await {
-                        Ok(receipt) => receipt.into_response(),
-                        Err(error) => failed(error).into_response(),
-                    }
-                })
-            });
+            let service = paying(
+                |memory| faults.on(memory),
+                move |_, operation| {
+                    let ledger = ledger.clone();
+                    Box::pin(async move {
+                        let pay = Effect::not_idempotent("pay");
+                        let paid = operation
+                            .effect(pay, async |key| Ok::<_, EffectError<&str>>(ledger.act(&key)));
+                        match paid.await {
+                            Ok(receipt) => receipt.into_response(),
+                            Err(error) => failed(error).into_response(),
+                        }
+                    })
+                },
+            );
             let told = service.charge(KEY).await.says();
             // A call that never answers takes all the time there is.
             let expected = match (call, fault) {
@@ -306,18 +322,20 @@ async fn lost_answers_to_the_steps_of_an_effect_are_asked_for_again() {
 #[tokio::test(start_paused = true)]
 async fn steps_that_cannot_be_read_keep_a_resumed_handler_from_running() {
     let faults = Faults::default();
-    let service = paying(|memory| faults.on(memory), move |number, operation| {
-        Box::pin(async move {
-            let paid = operation.effect(Effect::idempotent("pay"), async |key| {
-                Ok::<_, EffectError<&str>>(key)
-            });
-            let key = paid.await.expect("paid");
-            match number {
-                1 => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-                _ => key.into_response(),
-            }
-        })
-    });
+    let service = paying(
+        |memory| faults.on(memory),
+        move |number, operation| {
+            Box::pin(async move {
+                let paid = operation
+                    .effect(Effect::idempotent("pay"), async |key| Ok::<_, EffectError<&str>>(key));
+                let key = paid.await.expect("paid");
+                match number {
+                    1 => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                    _ => key.into_response(),
+                }
+            })
+        },
+    );
     assert_eq!(service.charge(KEY).await.says(), says(500, "suspended"));
     faults.fail(StoreCall::Steps, Fault::Refused, FOR_EVER);
     assert_eq!(service.charge(KEY).await.says(), says(503, "store_unavailable"));
@@ -337,23 +355,26 @@ async fn what_ends_a_phased_handler_early_is_gone_on_with_and_never_repeats_a_st
     ] {
         let ledger = Ledger::default();
         let noted = ledger.clone();
-        let service = paying(|memory| memory, move |number, operation| {
-            let ledger = ledger.clone();
-            Box::pin(async move {
-                let paid = operation.effect(Effect::not_idempotent("pay"), async |key| {
-                    Ok::<_, EffectError<&str>>(ledger.act(&key))
-                });
-                let receipt = paid.await.expect("paid");
-                match (number, case) {
-                    (1, "panic") => panic!("after the payment"),
-                    (1, status) => {
-                        let status = status.parse().expect("a number");
-                        StatusCode::from_u16(status).expect("a status").into_response()
+        let service = paying(
+            |memory| memory,
+            move |number, operation| {
+                let ledger = ledger.clone();
+                Box::pin(async move {
+                    let paid = operation.effect(Effect::not_idempotent("pay"), async |key| {
+                        Ok::<_, EffectError<&str>>(ledger.act(&key))
+                    });
+                    let receipt = paid.await.expect("paid");
+                    match (number, case) {
+                        (1, "panic") => panic!("after the payment"),
+                        (1, status) => {
+                            let status = status.parse().expect("a number");
+                            StatusCode::from_u16(status).expect("a status").into_response()
+                        }
+                        _ => receipt.into_response(),
                     }
-                    _ => receipt.into_response(),
-                }
-            })
-        });
+                })
+            },
+        );
         assert_eq!(service.charge(KEY).await.says(), told, "{case}");
         let retry = service.charge(KEY).await;
         assert_eq!((retry.says(), retry.text()), (says(200, "executed"), "receipt 1"), "{case}");
@@ -384,19 +405,23 @@ async fn without_a_step_a_phased_handler_has_done_nothing() {
 async fn an_unknown_effect_that_is_found_not_to_have_acted_is_called_by_the_next_attempt() {
     let ledger = Ledger::default();
     let noted = ledger.clone();
-    let service = paying(|memory| memory, move |number, operation| {
-        let ledger = ledger.clone();
-        Box::pin(async move {
-            let paid = operation.effect(Effect::not_idempotent("pay"), async |key| match number {
-                1 => Err("timed out")?,
-                _ => Ok(ledger.act(&key)),
-            });
-            match paid.await {
-                Ok(receipt) => receipt.into_response(),
-                Err(error) => failed(error).into_response(),
-            }
-        })
-    });
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                let paid =
+                    operation.effect(Effect::not_idempotent("pay"), async |key| match number {
+                        1 => Err("timed out")?,
+                        _ => Ok(ledger.act(&key)),
+                    });
+                match paid.await {
+                    Ok(receipt) => receipt.into_response(),
+                    Err(error) => failed(error).into_response(),
+                }
+            })
+        },
+    );
     assert_eq!(service.charge(KEY).await.says(), says(502, "outcome_unknown"));
     let record = service.record(KEY).await.expect("a record");
     assert_eq!(record.last_error.as_deref(), Some("effect_without_result"));
@@ -482,25 +507,28 @@ async fn misused(policy: Policy, how: &'static str) -> Misuse {
                 }
                 "an effect in a phase" => {
                     let inner = async |_: &mut sqlx::SqliteConnection| Ok(effect("a").await);
-                    operation.phase(&shop.pool, "p", async |tx| {
-                        let inner: Result<_, &str> = inner(tx).await;
-                        inner?.map_err(|error| {
-                            let StepError::Misuse(misuse) = error else { panic!("{error:?}") };
-                            *told.lock().expect("not poisoned") = Some(misuse);
-                            "misused"
+                    operation
+                        .phase(&shop.pool, "p", async |tx| {
+                            let inner: Result<_, &str> = inner(tx).await;
+                            inner?.map_err(|error| {
+                                let StepError::Misuse(misuse) = error else { panic!("{error:?}") };
+                                *told.lock().expect("not poisoned") = Some(misuse);
+                                "misused"
+                            })
                         })
-                    })
-                    .await
+                        .await
                 }
                 "a step while an effect is open" => {
                     let lost = Effect::not_idempotent("lost");
-                    let lost = operation.effect(lost, async |_| Err::<i32, _>(EffectError::from("timed out")));
+                    let lost = operation
+                        .effect(lost, async |_| Err::<i32, _>(EffectError::from("timed out")));
                     assert!(matches!(lost.await, Err(StepError::Ambiguous("timed out"))));
                     effect("a").await
                 }
                 "the same effect while it is open" => {
                     let lost = Effect::not_idempotent("a");
-                    let lost = operation.effect(lost, async |_| Err::<i32, _>(EffectError::from("timed out")));
+                    let lost = operation
+                        .effect(lost, async |_| Err::<i32, _>(EffectError::from("timed out")));
                     assert!(matches!(lost.await, Err(StepError::Ambiguous("timed out"))));
                     effect("a").await
                 }
@@ -540,7 +568,10 @@ async fn a_phase_whose_work_fails_may_be_tried_again_under_its_name() {
             Err::<(), _>("out of tea")
         });
         let Err(StepError::Failed("out of tea")) = out_of_tea.await else { panic!("it failed") };
-        operation.phase(&shop.pool, "order", async |tx| order(tx, "coffee").await).await.map_err(failed)
+        operation
+            .phase(&shop.pool, "order", async |tx| order(tx, "coffee").await)
+            .await
+            .map_err(failed)
     });
     assert_eq!(served.charge(KEY).await.says(), says(200, "executed"));
     assert_eq!(shop.orders().await, ["coffee"]);
@@ -591,9 +622,8 @@ async fn a_result_that_cannot_be_read_any_more_is_an_error_and_calls_nobody() {
     let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
         let pay = Effect::not_idempotent("pay");
         if shop.runs() == 1 {
-            let paid = operation.effect(pay, async |key| {
-                Ok::<_, EffectError<&str>>(shop.ledger.act(&key))
-            });
+            let paid = operation
+                .effect(pay, async |key| Ok::<_, EffectError<&str>>(shop.ledger.act(&key)));
             paid.await.expect("paid");
         } else {
             let paid = operation.effect(pay, async |key| {

@@ -9,8 +9,7 @@ use axum::body::Body;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use onceward::{
-    Effect, EffectError, Effects, Operation, Policy, Resumer, Store as _,
-    engine::Resumed,
+    Effect, EffectError, Effects, Operation, Policy, Resumer, Store as _, engine::Resumed,
     record::State,
 };
 use tokio::sync::Notify;
@@ -143,7 +142,10 @@ async fn a_worker_is_given_the_request_without_credentials() {
     assert_eq!(resumed, Resumed { taken: 1, left: 0 });
     let seen = seen.lock().expect("not poisoned");
     let [request] = &**seen else { panic!("{seen:?}") };
-    assert_eq!((request.method().as_str(), request.uri().to_string()), ("POST", "/charges?currency=eur".into()));
+    assert_eq!(
+        (request.method().as_str(), request.uri().to_string()),
+        ("POST", "/charges?currency=eur".into())
+    );
     assert_eq!(request.body(), "{\"a\": 1}");
     for kept in ["x-trace", "content-type", "idempotency-key"] {
         assert!(request.headers().contains_key(kept), "{kept}");

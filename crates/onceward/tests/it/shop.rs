@@ -76,8 +76,7 @@ impl Shop {
         F: Future<Output = R> + Send + 'static,
         R: IntoResponse,
     {
-        let settings =
-            Settings { clock: Arc::new(self.clock.clone()), ..Settings::default() };
+        let settings = Settings { clock: Arc::new(self.clock.clone()), ..Settings::default() };
         let layer = Idempotency::with_settings(store, policy, settings);
         let engine = Arc::clone(layer.engine());
         let shop = self.clone();

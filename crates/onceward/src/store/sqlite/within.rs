@@ -8,10 +8,10 @@ use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, Transaction};
 use super::{
     SqliteDatabase,
     beside::{self, Beside, Gathered},
+    changes::{Changes, damaged_record, load, loaded},
     error::{self, Moment},
     open,
     outbox::stage_in,
-    writer::{Changes, damaged_record, load, loaded},
 };
 use crate::{
     clock::Timestamp,

@@ -5,30 +5,25 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use sqlx::{
-    Connection as _, Row as _, Sqlite, SqliteConnection,
-    query::Query,
-    sqlite::{SqliteArguments, SqliteRow},
-};
+use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteRow};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     PendingStep, SqliteOptions, Stats,
     alone::Recent,
-    beside::Gathered,
+    changes::{Changes, Select, damaged_record, ids_of, load, loaded},
     error::{self, Moment, STORE, store_error},
     open,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_id, bind_record, read_audit, read_record},
-    sql::{AUDIT, LOAD, PUTS, REMEMBER},
+    row::read_audit,
+    sql::AUDIT,
     statement::PendingStatement,
 };
 use crate::{
     machine::Change,
     record::{AuditRecord, Record, RecordId, SavedStep},
-    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, StoreErrorKind, Swept},
+    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, Swept},
 };
 
-type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
 type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 
 /// What can stand in line.
@@ -71,70 +66,6 @@ pub(super) struct Failure {
 
 pub(super) type Outcome<T> = Result<T, Failure>;
 
-/// What a transaction writes.
-#[derive(Default)]
-pub(super) struct Changes<'a> {
-    pub(super) puts: &'a [&'a Record],
-    pub(super) removed: &'a [&'a RecordId],
-    pub(super) audits: &'a [AuditRecord],
-    pub(super) beside: Gathered,
-}
-
-impl Changes<'_> {
-    /// Writes them in the transaction that the connection is in.
-    pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
-        let mut rest = self.puts;
-        for (rows, sql) in PUTS {
-            while let Some((chunk, after)) = rest.split_at_checked(rows) {
-                let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
-                query.execute(&mut *connection).await?;
-                rest = after;
-            }
-        }
-        for id in self.removed {
-            let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
-            bind_id(query, id).execute(&mut *connection).await?;
-        }
-        // After the records: the triggers of those that came to rest have done their part.
-        self.beside.write(&mut *connection).await?;
-        for audit in self.audits {
-            bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
-        }
-        Ok(())
-    }
-}
-
-/// A key that many ask for is read once, with its reply.
-fn ids_of(steps: &[Box<dyn PendingStep>]) -> Vec<RecordId> {
-    let mut ids: Vec<RecordId> = steps.iter().map(|step| step.id().clone()).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
-}
-
-/// The query for these records.
-pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
-    let names: Vec<[&str; 2]> = ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
-    sqlx::query(LOAD).bind(serde_json::to_string(&names).unwrap_or_default())
-}
-
-/// What [`load`] found. A record that cannot be read is not taken for none.
-pub(super) fn loaded(
-    ids: &[RecordId],
-    rows: &[SqliteRow],
-) -> HashMap<RecordId, Result<Record, ()>> {
-    let mut found = HashMap::with_capacity(rows.len());
-    for row in rows {
-        let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
-        let index = index.and_then(|index| usize::try_from(index).ok());
-        if let Some(id) = index.and_then(|index| ids.get(index)) {
-            let record = read_record(row).ok().filter(|record| record.id == *id);
-            found.insert(id.clone(), record.ok_or(()));
-        }
-    }
-    found
-}
-
 pub(super) fn before(error: sqlx::Error) -> Failure {
     Failure { error, moment: Moment::Before }
 }
@@ -171,8 +102,8 @@ impl Writer {
         // No timer: whatever stands in line when we come back goes together.
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
-            let mut statements = Vec::new();
             let mut looks = Vec::new();
+            let mut statements = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
@@ -487,8 +418,4 @@ fn note(changed: &mut HashMap<RecordId, Changed>, id: &RecordId, change: Changed
 
 fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError>>) {
     steps.into_iter().zip(committed).for_each(|(step, committed)| step.answer(committed));
-}
-
-pub(super) fn damaged_record() -> StoreError {
-    StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged")
 }
