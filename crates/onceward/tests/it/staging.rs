@@ -135,18 +135,23 @@ async fn a_phase_stages_its_message_once_however_often_the_operation_is_resumed(
 #[tokio::test]
 async fn an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back() {
     let shop = Shop::open().await;
-    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
-        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
-        order(&mut tx, "tea").await.map_err(failed)?;
-        // Somebody else has got the record since.
-        let taken = "UPDATE records SET fence = fence + 1";
-        sqlx::query(taken).execute(&mut *tx).await.map_err(failed)?;
-        let refused = operation.stage(&mut *tx, receipt()).await.expect_err("lost");
-        assert!(matches!(refused, TransactionError::LeaseLost), "{refused:?}");
-        assert!(!operation.may_act(), "nothing more is done");
-        Err::<(), _>(failed(refused))
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let served = shop.serve(phased(), move |shop: Shop, operation: Operation| {
+        let told = told.clone();
+        async move {
+            let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+            order(&mut tx, "tea").await.map_err(failed)?;
+            // Somebody else has got the record since.
+            let taken = "UPDATE records SET fence = fence + 1";
+            sqlx::query(taken).execute(&mut *tx).await.map_err(failed)?;
+            let staged = operation.stage(&mut *tx, receipt()).await;
+            let lost = matches!(staged, Err(TransactionError::LeaseLost));
+            told.send((lost, operation.may_act())).expect("heard");
+            staged.map_err(failed)
+        }
     });
     served.charge(KEY).await;
+    assert_eq!(heard.recv().await, Some((true, false)), "it is told, and does nothing more");
     assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (0, 0));
 }
 
