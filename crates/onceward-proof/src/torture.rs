@@ -23,6 +23,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use onceward_testbed::{CutProxy, OnFault};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::runtime::Runtime;
 
@@ -33,11 +34,11 @@ use crate::{
 
 mod charge; // what is asked for
 mod client; // those who ask
+mod fates; // which connections break
 mod fleet; // all gateways, and the blows that they get
 mod gateway; // one process
 mod http; // messages as bytes
 mod ledger; // what was really done
-mod proxy; // broken connections
 mod record; // the history
 mod report; // what came of it
 mod turn; // when which blow falls
@@ -46,10 +47,10 @@ mod upstream; // those who act
 pub use report::{Counts, Report};
 
 use client::Clients;
+use fates::Fates;
 use fleet::Fleet;
 use gateway::Starting;
 use ledger::Ledger;
-use proxy::{Fates, OnFault, Proxy};
 use record::Recorder;
 use turn::Turn;
 use upstream::Upstream;
@@ -130,7 +131,7 @@ struct World {
     fleet: Arc<Fleet>,
     upstream: Arc<Upstream>,
     clients: Clients,
-    proxies: Vec<Proxy>,
+    proxies: Vec<CutProxy>,
 }
 
 impl Drop for World {
@@ -155,7 +156,7 @@ impl World {
                 record.fault(&format!("{border}_{kind}"), &format!("proxy {number}, {detail}"));
             });
             let fates = move |connection| fates.of(connection);
-            Proxy::start(runtime.handle(), fates, on_fault).context("a proxy")
+            CutProxy::with_fates(runtime.handle(), fates, on_fault).context("a proxy")
         };
         let mut proxies = Vec::new();
         let mut slots = Vec::new();
@@ -168,7 +169,7 @@ impl World {
             let behind = proxy("upstream", number, fates)?;
             behind.lead_to(Some(listener.local_addr()?));
             // The path tells upstream who calls.
-            slots.push((before.clone(), format!("http://{}/{number}", behind.address)));
+            slots.push((before.clone(), format!("http://{}/{number}", behind.address())));
             proxies.extend([before, behind]);
         }
         let starting = Starting::new(&plan.binary, store, folder)?;
@@ -200,7 +201,7 @@ impl World {
         });
         tortured?;
         self.fleet.kill_all()?;
-        self.proxies.iter().for_each(Proxy::be_honest);
+        self.proxies.iter().for_each(CutProxy::be_honest);
         self.upstream.calm.store(true, SeqCst);
         self.fleet.start_missing()?;
         self.record.calm();

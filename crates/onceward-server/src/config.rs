@@ -2,6 +2,7 @@
 //! break a promise is refused here, before anything is opened.
 
 use std::{
+    fmt,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     str::FromStr,
@@ -45,12 +46,25 @@ pub(crate) struct Config {
 }
 
 /// Where records are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
     /// In this process only.
     Memory,
     /// In one file.
     File(PathBuf),
+    /// In a PostgreSQL database.
+    Postgres(String),
+}
+
+impl fmt::Debug for StoreUrl {
+    /// Without what may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreUrl::Memory => f.write_str("memory:"),
+            StoreUrl::File(path) => write!(f, "file:{}", path.display()),
+            StoreUrl::Postgres(_) => f.write_str("postgres://"),
+        }
+    }
 }
 
 /// Which peers may say who a caller is.
@@ -189,14 +203,19 @@ fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<StoreUrl> {
     let url = flag.or(file.map(Text::as_str)).unwrap_or("file:./onceward.db");
     match url.split_once(':') {
         Some(("memory", "")) => Ok(StoreUrl::Memory),
+        Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => {
+            Ok(StoreUrl::Postgres(url.to_owned()))
+        }
         Some(("file", path)) if !path.is_empty() => {
             Ok(StoreUrl::File(path.strip_prefix("//").unwrap_or(path).into()))
         }
-        Some((scheme @ ("postgres" | "postgresql" | "mysql" | "redis" | "dynamodb"), _)) => {
-            bail!("a {scheme} store is not known to this version; use file:PATH or memory:")
+        Some((scheme @ ("mysql" | "redis" | "dynamodb"), _)) => {
+            bail!(
+                "a {scheme} store is not known to this version; use postgres://, file: or memory:"
+            )
         }
         // The text is not repeated: store addresses hold passwords.
-        _ => bail!("the store is neither file:PATH nor memory:"),
+        _ => bail!("the store is neither postgres://, file:PATH nor memory:"),
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use crate::watchdog::{Watchdog, run, unprivileged};
 
 /// Another process may take the port between our look and the server's.
-const PORTS_TRIED: usize = 10;
+pub(crate) const PORTS_TRIED: usize = 10;
 
 /// A PostgreSQL server with default durability (`fsync` and `synchronous_commit` are on), which
 /// ends and leaves nothing behind when it is dropped or when its process dies.
@@ -132,7 +132,7 @@ impl Postgres {
     }
 
     fn run(&mut self) -> Result<(), String> {
-        let status = self.watchdog.dir().join("data/postmaster.pid");
+        let status = self.status();
         // The file of a killed server remains, with another process in its first line.
         self.watchdog.start(|pid| {
             let status = fs::read_to_string(&status).unwrap_or_default();
@@ -141,11 +141,25 @@ impl Postgres {
         })
     }
 
+    /// The file in which the server tells of itself while it runs.
+    fn status(&self) -> PathBuf {
+        self.watchdog.dir().join("data/postmaster.pid")
+    }
+
     fn psql_command(&self, database: &str, sql: &str) -> Command {
         let mut command = Command::new(self.programs.join("psql"));
         command.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d"]);
         command.arg(self.url(database)).args(["-c", sql]);
         command
+    }
+}
+
+impl Drop for Postgres {
+    /// A crashed server leaves shared memory behind, which only its next start removes.
+    fn drop(&mut self) {
+        if self.pid().is_none() && self.status().exists() {
+            let _ = self.run();
+        }
     }
 }
 

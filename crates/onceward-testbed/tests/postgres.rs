@@ -1,7 +1,7 @@
 //! PostgreSQL servers come, crash, and go without a trace.
 
 use std::{
-    env,
+    env, fs,
     io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onceward_testbed::Postgres;
+use onceward_testbed::{CutProxy, Postgres, READY_FOR_QUERY};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -46,6 +46,47 @@ fn a_held_server_can_be_dropped() {
     postgres.hold();
     drop(postgres);
     assert!(!dir.exists());
+}
+
+#[test]
+fn a_killed_server_can_be_dropped_and_leaves_no_shared_memory() {
+    let mut postgres = Postgres::start();
+    let dir = postgres.dir().to_owned();
+    let status = fs::read_to_string(dir.join("data/postmaster.pid")).expect("it runs");
+    // The seventh line holds the key and the number of the segment.
+    let segment = status.lines().nth(6).and_then(|line| line.split_whitespace().last());
+    let segment = segment.expect("a segment").to_owned();
+    let exists = || {
+        let segments = fs::read_to_string("/proc/sysvipc/shm").expect("the segments");
+        segments.lines().any(|line| line.split_whitespace().nth(1) == Some(&segment))
+    };
+    postgres.kill_9();
+    assert!(exists(), "a crash cleans nothing up");
+    drop(postgres);
+    assert!(!exists() && !dir.exists());
+}
+
+#[test]
+fn a_commit_can_be_done_without_its_client_learning_it_and_can_be_lost() {
+    let postgres = Postgres::shared();
+    let database = postgres.create_database();
+    database.psql("CREATE TABLE paid (n int)");
+    let proxy = CutProxy::start(postgres.address());
+    let url = postgres.url_through(proxy.address(), database.name());
+    let pay = |n: u32| {
+        let mut psql = Command::new("psql");
+        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", &url, "-c", "BEGIN"]);
+        psql.args(["-c", &format!("INSERT INTO paid VALUES ({n})"), "-c", "COMMIT"]);
+        psql.stderr(Stdio::null()).status().expect("psql").success()
+    };
+    assert!(pay(1));
+    proxy.cut_after(b"COMMIT", READY_FOR_QUERY);
+    assert!(!pay(2));
+    proxy.cut_before(b"COMMIT");
+    assert!(!pay(3));
+    assert!(pay(4));
+    assert_eq!(proxy.sprung(), 2);
+    assert_eq!(database.psql("SELECT n FROM paid ORDER BY n"), "1\n2\n4");
 }
 
 #[test]

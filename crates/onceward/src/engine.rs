@@ -9,20 +9,19 @@
 //! run      in a task of its own, that nobody cancels:
 //!            fingerprint, reserve, decide
 //!            Execute: dispatch, renewing the lease; classify; complete, release or mark unknown
+//!                     (or, where the handler completed in its own transaction, ask what is true)
 //!            Replay, Refuse: answer
 //! ```
 
 use std::{
-    panic::AssertUnwindSafe,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
 use http::{Response, StatusCode, request, response};
-use tokio::{sync::oneshot, time::Instant};
-use tracing::{Instrument as _, field, info_span, warn};
+use tokio::sync::oneshot;
+use tracing::{Instrument as _, field, info_span};
 
 use crate::{
     clock::{Clock, SystemClock},
@@ -31,27 +30,28 @@ use crate::{
     observe,
     operation::{Operation, sealed_id},
     policy::{Policy, Presence, Routes},
-    record::{Lease, Record, RecordId, State},
+    record::RecordId,
     rejection::Rejection,
-    reply::{self, Reply, ReplyBody},
     scope::ScopeRule,
-    store::{Ask, Identity, Store, Write, Written},
+    store::{Ask, Identity, Mode, Store},
 };
 
 mod answer;
 mod begin;
 mod classify;
 mod drain;
+mod execute;
 mod hold;
+mod resume;
 mod settle;
+mod single;
 mod status;
 mod superseded;
 mod wait;
 
 use begin::Begun;
-use classify::Outcome;
 use drain::Drain;
-use hold::Stopped;
+pub use resume::Resumed;
 use wait::Waiters;
 
 #[cfg(test)]
@@ -251,15 +251,6 @@ impl Engine {
     }
 }
 
-/// Whether an attempt still holds its record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
-    /// As far as is known.
-    Still,
-    /// Somebody else decided about it.
-    Lost,
-}
-
 /// One request on its way.
 struct Call<'a, R> {
     engine: &'a Engine,
@@ -273,9 +264,21 @@ impl<R: Send + 'static> Call<'_, R> {
     where
         H: Handler<Rest = R>,
     {
-        match self.engine.begin(self.ask, self.admitted.wait).await {
+        // A `single` route reserves in the handler's own transaction: here it only looks.
+        let single = self.admitted.policy.single && self.ask.mode == Mode::Execute;
+        let begun = match single {
+            true => {
+                let look = Ask { mode: Mode::LookupOnly, ..self.ask.clone() };
+                self.engine.begin(&look, self.admitted.wait).await
+            }
+            false => self.engine.begin(self.ask, self.admitted.wait).await,
+        };
+        match begun {
             Begun::Decided(Decision::Execute(lease), deadline) => {
                 self.execute(lease, deadline, handler).await;
+            }
+            Begun::Decided(Decision::Refuse(Refusal::NotTaken), _) if single => {
+                self.execute_single(handler).await;
             }
             Begun::Decided(Decision::Replay { reply, expires_at, generation }, _) => {
                 self.send(reply.replay(expires_at, generation));
@@ -287,163 +290,10 @@ impl<R: Send + 'static> Call<'_, R> {
                 self.reject(Rejection::store_unavailable());
                 // It will not run, and an outage must not fill the memory with request bodies.
                 drop(handler);
-                if may_be_granted {
+                if may_be_granted && !single {
                     self.engine.withdraw(self.ask).await;
                 }
             }
-        }
-    }
-
-    async fn execute<H>(&mut self, lease: Lease, deadline: Instant, handler: H)
-    where
-        H: Handler<Rest = R>,
-    {
-        let engine = self.engine;
-        let policy = &self.admitted.policy;
-        let operation = Operation::new(&lease, deadline, Arc::clone(&engine.clock));
-        // The reserve may have taken longer than the lease it granted.
-        if !operation.may_act() {
-            let why = Rejection::store_unavailable();
-            return self.not_executed(&lease, "lease_over_before_dispatch", Err(why)).await;
-        }
-        if engine.drain.is_over() {
-            let why = Rejection::draining();
-            return self.not_executed(&lease, "process_stopped", Err(why)).await;
-        }
-        let begun = engine.clock.monotonic();
-        let given = operation.clone();
-        let handler = AssertUnwindSafe(async move { handler.run(given).await }).catch_unwind();
-        tokio::pin!(handler);
-        let ended = tokio::select! {
-            biased;
-            ended = &mut handler => Ok(ended),
-            stopped = engine.hold(&lease, policy, &operation) => Err(stopped),
-        };
-        observe::operation_took(&policy.name, engine.clock.monotonic() - begun);
-        match ended {
-            Ok(ended) => self.finish(&lease, classify::classify(ended, policy)).await,
-            // The handler is dropped with this task, so that it need not be told.
-            Err(stopped @ Stopped::Drained) => {
-                self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code()).await;
-            }
-            Err(stopped @ Stopped::MaxExecution) => {
-                // The handler goes on, also while the client is told. If it answers after all, its
-                // reply is still the truth.
-                let late = async {
-                    tokio::select! {
-                        biased;
-                        late = &mut handler => Some(classify::classify(late, policy)),
-                        () = engine.drain.over() => None,
-                    }
-                };
-                let told = async {
-                    let told = self.unknown(&lease, StatusCode::GATEWAY_TIMEOUT, stopped.code());
-                    if told.await == Held::Lost {
-                        operation.lose_lease();
-                    }
-                };
-                if let ((), Some(late)) = tokio::join!(told, late) {
-                    self.finish_late(&lease, late).await;
-                }
-            }
-        }
-    }
-
-    async fn finish(&mut self, lease: &Lease, outcome: Outcome<R>) {
-        match outcome {
-            Outcome::Completed { answer, reply } => self.complete(lease, answer, reply).await,
-            Outcome::NotExecuted { answer, why } => self.not_executed(lease, why, answer).await,
-            Outcome::Unknown { status, why } => {
-                self.unknown(lease, status, why).await;
-            }
-        }
-    }
-
-    async fn complete(&mut self, lease: &Lease, mut answer: Answer<R>, reply: Reply) {
-        let write = Write::Complete(reply);
-        let retention = self.admitted.policy.retention;
-        match self.engine.persist(lease, &write, self.admitted).await {
-            Some(Written::Superseded(record)) => self.superseded(lease, record).await,
-            Some(Written::AlreadyMine(Some(stored))) if !write.is_completion_with(&stored) => {
-                // The handler completed it by itself: those bytes are the reply.
-                if stored.body == ReplyBody::NotStored {
-                    return self.refuse(&Refusal::ReplyNotStored { status: stored.status });
-                }
-                let expires_at = self.engine.clock.now().plus(retention);
-                self.send(stored.replay(expires_at, lease.generation));
-            }
-            // Now, or by an earlier write of ours whose answer was lost.
-            Some(Written::Applied | Written::AlreadyMine(_)) => {
-                let expires_at = self.engine.clock.now().plus(retention);
-                let headers = answer.headers_mut();
-                reply::describe(headers, "executed", Some(expires_at), lease.generation);
-                let schema_version = self.admitted.policy.schema_version.as_deref();
-                reply::describe_schema(headers, schema_version);
-                self.send_captured(answer);
-            }
-            None => {
-                self.reject_unknown(StatusCode::CONFLICT, "completion_not_acknowledged");
-                self.engine.persist_until_drain(lease, &write, self.admitted).await;
-            }
-        }
-    }
-
-    async fn not_executed(
-        &mut self,
-        lease: &Lease,
-        why: &'static str,
-        answer: Result<Answer<R>, Rejection>,
-    ) {
-        let write = Write::Release(why.into());
-        match self.engine.persist(lease, &write, self.admitted).await {
-            Some(Written::Superseded(Some(record)))
-                if answer.is_err() && is_ours_and_unknown(&record, lease) =>
-            {
-                // Taken for lost before anything was sent, which we know better.
-                match (self.engine.give_back(&record).await, answer) {
-                    (true, Err(rejection)) => self.reject(rejection),
-                    _ => self.superseded(lease, Some(record)).await,
-                }
-            }
-            Some(Written::Superseded(record)) => self.superseded(lease, record).await,
-            Some(_) => match answer {
-                Ok(mut answer) => {
-                    reply::describe(answer.headers_mut(), "not_executed", None, lease.generation);
-                    self.send_captured(answer);
-                }
-                Err(rejection) => self.reject(rejection),
-            },
-            None => {
-                self.reject(Rejection::store_unavailable());
-                self.engine.persist_until_drain(lease, &write, self.admitted).await;
-            }
-        }
-    }
-
-    async fn unknown(&mut self, lease: &Lease, status: StatusCode, why: &'static str) -> Held {
-        warn!(why, "the outcome of an attempt is unknown");
-        let write = Write::MarkUnknown(why.into());
-        let written = self.engine.persist(lease, &write, self.admitted).await;
-        if let Some(Written::Superseded(record)) = written {
-            self.superseded(lease, record).await;
-            return Held::Lost;
-        }
-        observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
-        self.reject_unknown(status, why);
-        if written.is_none() {
-            let later = self.engine.persist_until_drain(lease, &write, self.admitted).await;
-            if matches!(later, Some(Written::Superseded(_))) {
-                return Held::Lost;
-            }
-        }
-        Held::Still
-    }
-
-    /// The client was told that the outcome is unknown; now there is one.
-    async fn finish_late(&self, lease: &Lease, outcome: Outcome<R>) {
-        if let Outcome::Completed { reply, .. } = outcome {
-            let write = Write::Complete(reply);
-            self.engine.persist_until_drain(lease, &write, self.admitted).await;
         }
     }
 }
@@ -453,9 +303,4 @@ pub const STATUS_PATH: &str = "/.onceward/operations/";
 
 pub(crate) fn operation_id(id: &RecordId) -> String {
     sealed_id::seal(&id.scope, &id.key)
-}
-
-fn is_ours_and_unknown(record: &Record, lease: &Lease) -> bool {
-    let ours = record.attempt == lease.attempt && record.fence == lease.fence;
-    ours && record.state == State::Unknown
 }

@@ -20,10 +20,14 @@ pub mod machine; // the rules: pure, and the only place that knows them
 pub mod clock; // time, as an argument
 pub mod engine; // the order of the steps
 pub mod operation; // a handler's handle on its own record
+pub mod phase; // an operation in steps, each done once
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub mod transaction; // in the user's own transaction
 pub mod reply; // a stored answer, and responses made of it
 pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
 pub mod tower; // bodies in, a task of its own, bodies out
+pub mod outbox; // messages that commit with business rows, and the relay that delivers them
 pub mod observe; // metrics
 #[cfg(feature = "testing")]
 pub mod testing; // the store suite, and tools to force faults and interleavings
@@ -32,10 +36,13 @@ pub use engine::{Engine, Settings};
 pub use fingerprint::Recipe;
 pub use key::{Key, KeyRules};
 pub use operation::Operation;
+pub use outbox::{Message, OutboxStore, Relay, Sink};
+pub use phase::{Effect, EffectError, StepError};
 pub use policy::{InFlight, Policy, Routes};
 pub use profile::Profile;
 pub use record::Effects;
 pub use rejection::Rejection;
+pub use reply::Reply;
 pub use scope::{Scope, ScopeRule};
 pub use store::{MemoryStore, Store};
 #[cfg(feature = "postgres")]
@@ -43,7 +50,9 @@ pub use store::{PgOptions, PgStore};
 #[cfg(feature = "sqlite")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]
-pub use tower::Idempotency;
+pub use tower::{Idempotency, Resumer};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub use transaction::{TransactionError, Transactional, TransactionalDatabase};
 
 /// The example of the README compiles.
 #[cfg(all(doctest, feature = "sqlite"))]

@@ -80,3 +80,57 @@ pub(crate) fn expired_run_again(route: &str) {
 pub(crate) fn operation_took(route: &str, duration: Duration) {
     histogram!(OPERATION_DURATION, "route" => route.to_owned()).record(duration.as_secs_f64());
 }
+
+/// The counters of the outbox, for each sink.
+pub const OUTBOX_COUNTERS: [(&str, &str); 6] = [
+    (OUTBOX_DELIVERED, "messages that were delivered"),
+    (OUTBOX_RETRIED, "deliveries that are to be repeated"),
+    (OUTBOX_DEAD, "messages that became dead letters"),
+    (OUTBOX_AMBIGUOUS, "deliveries that may have acted"),
+    (OUTBOX_SUPERSEDED, "deliveries that ended after their message was claimed anew"),
+    (OUTBOX_STORE_ERROR, "store calls of the relay that failed"),
+];
+
+const OUTBOX_DELIVERED: &str = "onceward_outbox_delivered_total";
+const OUTBOX_RETRIED: &str = "onceward_outbox_retried_total";
+const OUTBOX_DEAD: &str = "onceward_outbox_dead_total";
+const OUTBOX_AMBIGUOUS: &str = "onceward_outbox_ambiguous_total";
+const OUTBOX_SUPERSEDED: &str = "onceward_outbox_superseded_total";
+const OUTBOX_STORE_ERROR: &str = "onceward_outbox_store_error_total";
+
+/// Describes the counters of the outbox and makes them appear at 0, for each of these sinks. A relay
+/// does it when it begins.
+pub(crate) fn register_sinks<'a>(sinks: impl IntoIterator<Item = &'a str>) {
+    for (name, description) in OUTBOX_COUNTERS {
+        describe_counter!(name, Unit::Count, description);
+    }
+    for sink in sinks {
+        for (name, _) in OUTBOX_COUNTERS {
+            counter!(name, "sink" => sink.to_owned()).increment(0);
+        }
+    }
+}
+
+pub(crate) fn outbox_delivered(sink: &str) {
+    counter!(OUTBOX_DELIVERED, "sink" => sink.to_owned()).increment(1);
+}
+
+pub(crate) fn outbox_retried(sink: &str) {
+    counter!(OUTBOX_RETRIED, "sink" => sink.to_owned()).increment(1);
+}
+
+pub(crate) fn outbox_dead(sink: &str) {
+    counter!(OUTBOX_DEAD, "sink" => sink.to_owned()).increment(1);
+}
+
+pub(crate) fn outbox_ambiguous(sink: &str) {
+    counter!(OUTBOX_AMBIGUOUS, "sink" => sink.to_owned()).increment(1);
+}
+
+pub(crate) fn outbox_superseded(sink: &str) {
+    counter!(OUTBOX_SUPERSEDED, "sink" => sink.to_owned()).increment(1);
+}
+
+pub(crate) fn outbox_store_error(sink: &str) {
+    counter!(OUTBOX_STORE_ERROR, "sink" => sink.to_owned()).increment(1);
+}

@@ -2,12 +2,14 @@
 //! ask for its state.
 
 use std::{
+    collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -15,9 +17,14 @@ use tokio::time::Instant;
 use crate::{
     clock::Clock,
     key::Key,
-    record::{AttemptId, Fence, Lease, RecordId},
+    policy::Policy,
+    record::{AttemptId, Fence, Lease, OpenEffect, RecordId, SavedStep},
     scope::Scope,
+    store::{Ask, Store},
 };
+
+mod account;
+pub(crate) use account::{Account, AtWork, Step, Taken};
 
 /// A handler's handle on its own record. In the extensions of every protected request, and an axum
 /// extractor.
@@ -26,24 +33,73 @@ pub struct Operation(Arc<Inner>);
 
 struct Inner {
     id: RecordId,
-    generation: u32,
     attempt: AttemptId,
-    attempt_number: u32,
-    fence: Fence,
+    /// What was granted. None before an operation of a `single` route has reserved.
+    lease: Mutex<Option<Arc<Lease>>>,
     deadline: Mutex<Instant>,
-    clock: Arc<dyn Clock>,
+    context: Context,
+    /// The results of the steps that earlier attempts of this generation saved.
+    saved: HashMap<Box<str>, Bytes>,
+    account: Mutex<Account>,
+}
+
+/// What an operation needs of its engine.
+pub(crate) struct Context {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) policy: Arc<Policy>,
+    /// How long a store call is repeated.
+    pub(crate) store_deadline: Duration,
+    /// The reserve that an operation of a `single` route makes in its own transaction.
+    #[cfg_attr(
+        not(any(feature = "sqlite", feature = "postgres")),
+        expect(dead_code, reason = "only transactions use it")
+    )]
+    pub(crate) ask: Option<Ask>,
+}
+
+/// How far earlier attempts of this generation have come.
+#[derive(Debug, Default)]
+pub(crate) struct Recalled {
+    pub(crate) saved: Vec<SavedStep>,
+    pub(crate) open_effect: Option<OpenEffect>,
 }
 
 impl Operation {
-    pub(crate) fn new(lease: &Lease, deadline: Instant, clock: Arc<dyn Clock>) -> Self {
+    /// The operation of an attempt that was granted.
+    pub(crate) fn new(
+        lease: &Lease,
+        deadline: Instant,
+        recalled: Recalled,
+        context: Context,
+    ) -> Self {
+        let operation = Self::make(lease.id.clone(), lease.attempt, deadline, recalled, context);
+        operation.hold(lease);
+        operation
+    }
+
+    /// The operation of a `single` route, which is reserved in its own transaction.
+    pub(crate) fn unreserved(ask: &Ask, deadline: Instant, context: Context) -> Self {
+        let recalled = Recalled::default();
+        Self::make(ask.id.clone(), ask.attempt, deadline, recalled, context)
+    }
+
+    fn make(
+        id: RecordId,
+        attempt: AttemptId,
+        deadline: Instant,
+        recalled: Recalled,
+        context: Context,
+    ) -> Self {
+        let account = Account::after(&recalled);
         Operation(Arc::new(Inner {
-            id: lease.id.clone(),
-            generation: lease.generation,
-            attempt: lease.attempt,
-            attempt_number: lease.attempt_number,
-            fence: lease.fence,
+            id,
+            attempt,
+            lease: Mutex::new(None),
             deadline: Mutex::new(deadline),
-            clock,
+            context: context,
+            saved: recalled.saved.into_iter().map(|step| (step.name, step.result)).collect(),
+            account: Mutex::new(account),
         }))
     }
 
@@ -52,15 +108,26 @@ impl Operation {
         &self.0.id
     }
 
-    /// Which use of the key this is: 1 unless an expired key runs again.
+    /// What the SQL functions `onceward.complete` and its like call this operation, for drivers other
+    /// than sqlx. They also want [`Operation::attempt`] and [`Operation::fence`].
+    pub fn handle(&self) -> String {
+        let id = self.id();
+        let [scope, key] =
+            [id.scope.as_str(), id.key.as_str()].map(|part| URL_SAFE_NO_PAD.encode(part));
+        format!("v1.{scope}.{key}")
+    }
+
+    /// Which use of the key this is: 1 unless an expired key runs again. Of a `single` route known
+    /// once it has reserved.
     pub fn generation(&self) -> u32 {
-        self.0.generation
+        self.lease().map_or(1, |lease| lease.generation)
     }
 
     /// Which attempt of this generation this is. From 2 on, an earlier one was begun and is known
-    /// not to have acted.
+    /// not to have acted, or stopped between two steps. Of a `single` route known once it has
+    /// reserved.
     pub fn attempt_number(&self) -> u32 {
-        self.0.attempt_number
+        self.lease().map_or(1, |lease| lease.attempt_number)
     }
 
     /// The random id of this attempt.
@@ -68,53 +135,82 @@ impl Operation {
         self.0.attempt
     }
 
-    /// The fence of this attempt: larger than that of any attempt before.
+    /// The fence of this attempt: larger than that of any attempt before. Of a `single` route known
+    /// once it has reserved.
     pub fn fence(&self) -> Fence {
-        self.0.fence
+        self.lease().map_or(Fence::from_stored(0), |lease| lease.fence)
     }
 
     /// Whether this attempt still holds its lease by its own monotonic clock. Ask right before an
     /// effect: a process that was paused must not act on a right it may have lost.
     pub fn may_act(&self) -> bool {
         let deadline = *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.clock.monotonic() < deadline
+        self.context().clock.monotonic() < deadline
     }
 
     pub(crate) fn lease_left(&self) -> Duration {
         let deadline = *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner);
-        deadline.saturating_duration_since(self.0.clock.monotonic())
+        deadline.saturating_duration_since(self.context().clock.monotonic())
     }
 
     /// Somebody else decided about the record: this attempt may not act any more.
     pub(crate) fn lose_lease(&self) {
-        self.extend_deadline(self.0.clock.monotonic());
+        self.extend_deadline(self.context().clock.monotonic());
     }
 
     pub(crate) fn extend_deadline(&self, deadline: Instant) {
         *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// What was granted, if anything was.
+    pub(crate) fn lease(&self) -> Option<Arc<Lease>> {
+        self.0.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn hold(&self, lease: &Lease) {
+        let lease = Lease { id: lease.id.clone(), ..*lease };
+        *self.0.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(lease));
+    }
+
+    pub(crate) fn saved(&self, name: &str) -> Option<&Bytes> {
+        self.0.saved.get(name)
+    }
+
+    /// What the handler did with its operation so far.
+    pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
+        self.0.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A key for a call to somebody else, the same for every attempt of this generation, so that
     /// a downstream that knows idempotency keys does not act twice either.
     pub fn derived_key(&self, name: &str) -> String {
-        let mut hash = Sha256::new();
-        hash.update(b"onceward-derived-key/1");
-        for part in [self.0.id.scope.as_str(), self.0.id.key.as_str(), name] {
-            hash.update((part.len() as u64).to_be_bytes());
-            hash.update(part);
-        }
-        hash.update(self.0.generation.to_be_bytes());
-        URL_SAFE_NO_PAD.encode(hash.finalize().get(..24).unwrap_or_default())
+        derived_key(&self.0.id, self.generation(), name)
     }
+}
+
+/// The key of that name for one generation of a record.
+pub(crate) fn derived_key(id: &RecordId, generation: u32, name: &str) -> String {
+    let mut hash = Sha256::new();
+    hash.update(b"onceward-derived-key/1");
+    for part in [id.scope.as_str(), id.key.as_str(), name] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.update(generation.to_be_bytes());
+    URL_SAFE_NO_PAD.encode(hash.finalize().get(..24).unwrap_or_default())
 }
 
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation")
             .field("id", &self.0.id)
-            .field("generation", &self.0.generation)
-            .field("attempt_number", &self.0.attempt_number)
-            .field("fence", &self.0.fence)
+            .field("generation", &self.generation())
+            .field("attempt_number", &self.attempt_number())
+            .field("fence", &self.fence())
             .finish()
     }
 }
@@ -212,7 +308,14 @@ mod tests {
             attempt_number: u32::from(attempt),
             until: crate::clock::Timestamp::from_micros(0),
         };
-        Operation::new(&lease, Instant::now(), Arc::new(crate::clock::SystemClock))
+        let context = Context {
+            store: Arc::new(crate::MemoryStore::new()),
+            clock: Arc::new(crate::clock::SystemClock),
+            policy: Arc::new(Policy::required()),
+            store_deadline: Duration::ZERO,
+            ask: None,
+        };
+        Operation::new(&lease, Instant::now(), Recalled::default(), context)
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub struct Policy {
     pub(crate) presence: Presence,
     pub(crate) methods: Methods,
     pub(crate) effects: Effects,
+    pub(crate) single: bool,
     pub(crate) in_flight: InFlight,
     pub(crate) server_errors: ServerErrors,
     pub(crate) expired_runs_again: bool,
@@ -74,7 +75,8 @@ pub enum InFlight {
 /// What a handler's own 5xx means, other than 502 and 504.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerErrors {
-    /// Unknown where effects are external, else a retry runs fresh.
+    /// Unknown where effects are external; a phased operation goes on at its recovery point; else a
+    /// retry runs fresh.
     ByEffects,
     /// A retry runs fresh.
     Retry,
@@ -96,11 +98,9 @@ pub enum BadPolicy {
     /// Too short for anything to run, or longer than anybody waits.
     #[error("max_execution must be between one second and 24 hours")]
     MaxExecution,
-    /// No store of this release can keep the promise.
-    #[error(
-        "effects `{0}` need a handler that completes inside its own transaction, which this version does not offer"
-    )]
-    NeedsTransactions(&'static str),
+    /// What is reserved and completed in one transaction can have no effects outside of it.
+    #[error("a `single` policy is for effects `local` only, not `{0}`")]
+    SingleIsLocal(&'static str),
 }
 
 impl Policy {
@@ -112,6 +112,7 @@ impl Policy {
             presence: Presence::Required,
             methods: Methods::Unsafe,
             effects: Effects::Undeclared,
+            single: false,
             in_flight: InFlight::Conflict,
             server_errors: ServerErrors::ByEffects,
             expired_runs_again: false,
@@ -167,14 +168,28 @@ impl Policy {
 
     /// Declares what the work can do to the world.
     ///
+    /// A handler of a `local` route completes with [`crate::Operation::complete_in`] or
+    /// [`crate::Operation::transaction`]; one of a `phased` route does everything in
+    /// [`crate::Operation::phase`] and [`crate::Operation::effect`].
+    ///
     /// # Errors
-    /// For `phased` and `local`, which need a handler that completes inside a transaction.
+    /// For anything but `local` on a [`Policy::single`] policy.
     pub fn effects(mut self, effects: Effects) -> Result<Self, BadPolicy> {
-        if matches!(effects, Effects::Phased | Effects::Local) {
-            return Err(BadPolicy::NeedsTransactions(effects.name()));
+        if self.single && effects != Effects::Local {
+            return Err(BadPolicy::SingleIsLocal(effects.name()));
         }
         self.effects = effects;
         Ok(self)
+    }
+
+    /// Reserve, work and reply in one commit, for purely local work: declares effects `local`. The
+    /// handler has to use [`crate::Operation::transaction`], and a duplicate waits for the first
+    /// one's transaction as long as the database lets it, then gets 409.
+    #[must_use]
+    pub fn single(mut self) -> Self {
+        self.effects = Effects::Local;
+        self.single = true;
+        self
     }
 
     /// What a retry gets while the first attempt is at work. A wait is at most 10 seconds.
@@ -280,14 +295,14 @@ impl Policy {
             // The caller was not let in, or is to come back: nothing was done, and the answer may
             // be another one next time.
             401 | 403 | 408 | 425 | 429 => Meaning::NotExecuted,
-            // Somebody between us and the work does not know what became of it.
-            502 | 504 => Meaning::Unknown,
+            // Somebody between us and the work does not know what became of it. Of phased work the
+            // record knows, whoever else does not.
+            502 | 504 if self.effects != Effects::Phased => Meaning::Unknown,
             // Not an answer, but a change of protocol or a word on the way to one.
             100..=199 => Meaning::Unknown,
             500..=599 => match (self.server_errors, self.effects) {
                 (ServerErrors::Store, _) => Meaning::Final,
-                (ServerErrors::Unknown, _)
-                | (ServerErrors::ByEffects, Effects::External | Effects::Phased) => {
+                (ServerErrors::Unknown, _) | (ServerErrors::ByEffects, Effects::External) => {
                     Meaning::Unknown
                 }
                 (ServerErrors::Retry | ServerErrors::ByEffects, _) => Meaning::NotExecuted,

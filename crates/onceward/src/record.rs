@@ -53,6 +53,16 @@ impl fmt::Debug for AttemptId {
     }
 }
 
+impl fmt::Display for AttemptId {
+    /// As a UUID.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = u128::from_be_bytes(self.0);
+        let part = |from: u32, digits: u32| (bits >> from) & ((1 << (digits * 4)) - 1);
+        let (a, b, c, d, e) = (part(96, 8), part(80, 4), part(64, 4), part(48, 4), part(0, 12));
+        write!(f, "{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+    }
+}
+
 /// Says which attempt may still write. Grows with every grant of a record and never returns to an
 /// old value, not even after the record expired, was purged and made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -104,6 +114,11 @@ impl State {
         State::Unknown,
         State::Expired,
     ];
+
+    /// Whether somebody will or does work on it.
+    pub const fn is_at_work(self) -> bool {
+        matches!(self, State::Pending | State::InProgress)
+    }
 
     /// The name under which the state is stored and shown.
     pub const fn name(self) -> &'static str {

@@ -297,6 +297,26 @@ impl Rejection {
         .with_retry_after(Duration::from_secs(1))
     }
 
+    /// The handler's own transaction was rolled back, and it did nothing else.
+    pub fn rolled_back() -> Self {
+        Self::new(
+            Code::StoreUnavailable,
+            "What was begun was rolled back, so that nothing was executed. Retry with the same key.",
+        )
+        .with_retry_after(Duration::from_secs(1))
+    }
+
+    /// Some steps are done, and the rest is to be done by the next attempt.
+    pub fn suspended() -> Self {
+        Self::new(
+            Code::KeyInProgress,
+            "The request was begun and is not finished. Retry with the same key: it goes on where it \
+             stopped, and what is done is not done again.",
+        )
+        .with_status(StatusCode::SERVICE_UNAVAILABLE)
+        .with_retry_after(Duration::from_secs(1))
+    }
+
     /// What the machine refused.
     pub fn refused(refusal: &Refusal, profile: Profile) -> Self {
         match refusal {

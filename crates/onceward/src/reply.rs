@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
-    header::{CACHE_CONTROL, CONNECTION},
+    header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
     response::Parts,
 };
 
@@ -23,6 +23,13 @@ pub static ONCEWARD_SCHEMA_VERSION: HeaderName = HeaderName::from_static("oncewa
 pub static ONCEWARD_EXECUTED: HeaderName = HeaderName::from_static("onceward-executed");
 /// Which attempt of this generation a handler sees, from the second on.
 pub static ONCEWARD_ATTEMPT: HeaderName = HeaderName::from_static("onceward-attempt");
+
+/// What an upstream hands on to the SQL functions, so that it may complete its own operation.
+pub static ONCEWARD_OPERATION: HeaderName = HeaderName::from_static("onceward-operation");
+/// The random id of the attempt that an upstream sees.
+pub static ONCEWARD_ATTEMPT_ID: HeaderName = HeaderName::from_static("onceward-attempt-id");
+/// The fence of the attempt that an upstream sees.
+pub static ONCEWARD_FENCE: HeaderName = HeaderName::from_static("onceward-fence");
 
 /// A stored answer. Sent again, it is the same bytes every time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,21 +85,71 @@ impl Reply {
         }
     }
 
+    /// A reply to be stored: a status and a body.
+    pub fn new(status: StatusCode, body: impl Into<Bytes>) -> Reply {
+        let body = ReplyBody::Stored(body.into());
+        Reply { status, headers: Vec::new(), body, schema_version: None }
+    }
+
+    /// The same with a document as its body.
+    ///
+    /// # Errors
+    /// When the value cannot be written as JSON.
+    pub fn json(
+        status: StatusCode,
+        value: &impl serde::Serialize,
+    ) -> Result<Reply, serde_json::Error> {
+        let reply = Reply::new(status, serde_json::to_vec(value)?);
+        Ok(reply.with_header(CONTENT_TYPE, HeaderValue::from_static("application/json")))
+    }
+
+    /// The same with one more header.
+    #[must_use]
+    pub fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Reply {
+        self.headers.push((name, value));
+        self
+    }
+
     /// The response for a retry.
-    pub fn replay(self, expires_at: Timestamp, generation: u32) -> Response<Bytes> {
-        let body = self.body_bytes();
-        let mut response = Response::new(body);
-        *response.status_mut() = self.status;
+    pub fn replay(mut self, expires_at: Timestamp, generation: u32) -> Response<Bytes> {
+        let schema_version = self.schema_version.take();
+        let mut response: Response<Bytes> = self.into();
         let headers = response.headers_mut();
-        headers.reserve(self.headers.len() + 5);
-        for (name, value) in self.headers {
-            headers.append(name, value);
-        }
         headers.insert(&IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         describe(headers, "replayed", Some(expires_at), generation);
-        describe_schema(headers, self.schema_version.as_deref());
+        describe_schema(headers, schema_version.as_deref());
         response
+    }
+
+    /// The response for the first caller, of a reply that the handler stored by itself.
+    pub(crate) fn executed(mut self, expires_at: Timestamp, generation: u32) -> Response<Bytes> {
+        let schema_version = self.schema_version.take();
+        let mut response: Response<Bytes> = self.into();
+        let headers = response.headers_mut();
+        describe(headers, "executed", Some(expires_at), generation);
+        describe_schema(headers, schema_version.as_deref());
+        response
+    }
+}
+
+impl From<Reply> for Response<Bytes> {
+    fn from(reply: Reply) -> Self {
+        let mut response = Response::new(reply.body_bytes());
+        *response.status_mut() = reply.status;
+        let headers = response.headers_mut();
+        headers.reserve(reply.headers.len() + 5);
+        for (name, value) in reply.headers {
+            headers.append(name, value);
+        }
+        response
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum_core::response::IntoResponse for Reply {
+    fn into_response(self) -> axum_core::response::Response {
+        Response::<Bytes>::from(self).map(Into::into)
     }
 }
 
@@ -173,7 +230,7 @@ fn is_kept(name: &HeaderName) -> bool {
     !NOT_KEPT.contains(&name) && !OURS.contains(&name) && !name.starts_with("access-control-")
 }
 
-fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+pub(crate) fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok()).collect()
 }

@@ -90,6 +90,22 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The record as it stands now, expiry taken into account.
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>>;
 
+    /// Those of these records that nobody is at work on any more, for requests that wait for them.
+    /// One call for all that a process waits for. A store that is shared should override it by one
+    /// round trip.
+    fn settled(&self, ids: Vec<RecordId>) -> StoreFuture<'_, Vec<RecordId>> {
+        Box::pin(async move {
+            let mut settled = Vec::new();
+            for id in ids {
+                let record = self.load(&id).await?;
+                if record.is_none_or(|record| !record.state.is_at_work()) {
+                    settled.push(id);
+                }
+            }
+            Ok(settled)
+        })
+    }
+
     /// The audit records of one scope and key, oldest first.
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>>;
 

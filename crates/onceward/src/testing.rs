@@ -19,6 +19,8 @@ mod random;
 pub mod samples;
 mod faulty;
 mod gate;
+pub mod outbox; // the cases of the outbox suite, and an outbox for tests
+pub(crate) mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -27,3 +29,4 @@ pub use gate::{Gate, GatedStore, Paused, Point};
 pub use harness::{Fresh, Harness, run};
 pub use model::Model;
 pub use random::{Disagreement, Seed, run as run_random};
+pub use steps::{Disturbance, Edge, Ended, Rehearsal, Stage, Trial};

@@ -177,7 +177,7 @@ impl Clients {
     }
 
     fn exchange(&self, request: &[u8], manner: Manner) -> io::Result<Answer> {
-        let mut stream = TcpStream::connect(self.fleet.entrance(manner.slot).address)?;
+        let mut stream = TcpStream::connect(self.fleet.entrance(manner.slot).address())?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(manner.patience))?;
         let (first, second) = request.split_at(request.len() / 2);

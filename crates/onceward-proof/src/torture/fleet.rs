@@ -10,10 +10,10 @@ use std::{
 };
 
 use anyhow::Result;
+use onceward_testbed::CutProxy;
 
 use super::{
     gateway::{Gateway, Starting},
-    proxy::Proxy,
     record::Recorder,
 };
 
@@ -96,7 +96,7 @@ pub(super) struct Fleet {
 struct Slot {
     state: Mutex<State>,
     /// Where clients connect, whichever process is there.
-    entrance: Proxy,
+    entrance: CutProxy,
     upstream: String,
 }
 
@@ -113,7 +113,7 @@ impl Fleet {
     pub(super) fn new(
         starting: Starting,
         record: Arc<Recorder>,
-        slots: Vec<(Proxy, String)>,
+        slots: Vec<(CutProxy, String)>,
     ) -> Arc<Fleet> {
         let slots = slots.into_iter().map(|(entrance, upstream)| Slot {
             state: Mutex::default(),
@@ -131,7 +131,7 @@ impl Fleet {
     }
 
     /// The way in to a slot.
-    pub(super) fn entrance(&self, slot: usize) -> &Proxy {
+    pub(super) fn entrance(&self, slot: usize) -> &CutProxy {
         &self.slots[slot].entrance
     }
 

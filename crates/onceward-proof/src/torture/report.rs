@@ -10,11 +10,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use onceward_testbed::Break;
 
-use super::{
-    fleet::{Blow, Moment, fault_kind},
-    proxy::Break,
-};
+use super::fleet::{Blow, Moment, fault_kind};
 use crate::{
     check::Violation,
     history::{self, Answer, Event, RequestNo, Subject, What},

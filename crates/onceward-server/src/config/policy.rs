@@ -33,6 +33,13 @@ pub(super) fn resolve(profile: Profile, file: &Defaults) -> Result<Resolved> {
     if let Some(text) = &file.effects {
         let known = Effects::ALL.map(|effects| (effects.name(), effects));
         let effects = one_of("defaults.effects", text.as_str(), &known)?;
+        // An upstream cannot take part in a transaction or save its steps, so that each success would
+        // be unknown.
+        ensure!(
+            !matches!(effects, Effects::Local | Effects::Phased),
+            "defaults.effects: effects `{}` need a handler that uses the library",
+            effects.name()
+        );
         policy = policy.effects(effects).context("defaults.effects")?;
     }
     policy = policy.in_flight(in_flight(file)?);

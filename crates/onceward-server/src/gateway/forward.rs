@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use onceward::{
     Operation,
     engine::{Captured, Execution, Handler},
-    reply::ONCEWARD_ATTEMPT,
+    reply::{ONCEWARD_ATTEMPT, ONCEWARD_ATTEMPT_ID, ONCEWARD_FENCE, ONCEWARD_OPERATION},
     tower::{Body, Collected, collect},
 };
 use tokio::time::timeout;
@@ -43,6 +43,16 @@ impl Forward {
         let attempt = operation.attempt_number();
         if attempt > 1 {
             self.parts.headers.insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
+        }
+        let lease = [
+            (&ONCEWARD_OPERATION, operation.handle()),
+            (&ONCEWARD_ATTEMPT_ID, operation.attempt().to_string()),
+            (&ONCEWARD_FENCE, operation.fence().number().to_string()),
+        ];
+        for (name, value) in lease {
+            if let Ok(value) = HeaderValue::try_from(value) {
+                self.parts.headers.insert(name, value);
+            }
         }
         let sent = self.upstream.send(self.parts, self.body, || operation.may_act());
         let response = match sent.await {

@@ -18,12 +18,13 @@ $$;
 
 -- Takes what is absent, and returns what is in the way. What would have to be changed to be taken
 -- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
--- by somebody else just now: the caller asks again.
+-- by somebody else just now: the caller asks again. A batch hardly waits for transactions that are on
+-- their way; one that is alone may have more patience.
 CREATE FUNCTION onceward.reserve(
     at bigint, scopes text[], keys text[], recipes integer[], fingerprints bytea[],
     attempts uuid[], modes text[], leases bigint[], max_executions bigint[], retentions bigint[],
     tombstones bigint[], effects text[], routes text[], methods text[], paths text[],
-    requests bytea[]
+    requests bytea[], patience text
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -39,6 +40,9 @@ DECLARE
     t bigint := onceward.micros(reserve.at);
     seen bigint;
 BEGIN
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
     RETURN QUERY
     SELECT a.position::integer,
            CASE WHEN r.attempt <> a.attempt AND r.state <> 'expired'
@@ -52,7 +56,7 @@ BEGIN
            r.started_at, r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
            r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
            r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body
-    FROM unnest(scopes, keys, recipes, fingerprints, attempts) WITH ORDINALITY
+    FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts) WITH ORDINALITY
          AS a (scope, key, recipe, fingerprint, attempt, position)
     CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                         WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
@@ -75,8 +79,7 @@ BEGIN
                CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
                a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone, false,
                onceward.plus(t, a.lease), onceward.plus(t, a.retention)
-        FROM unnest(scopes, keys, recipes, fingerprints, attempts, modes, leases, max_executions,
-                    retentions, tombstones, effects, routes, methods, paths)
+        FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases, max_executions, retentions, tombstones, reserve.effects, routes, methods, paths)
              AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution, retention,
                    tombstone, effects, route, method, path)
         WHERE a.mode <> 'look'
@@ -98,7 +101,7 @@ BEGIN
     IF requests IS NOT NULL THEN
         INSERT INTO onceward.requests (record_id, request)
         SELECT r.record_id, a.request
-        FROM unnest(scopes, keys, attempts, requests) AS a (scope, key, attempt, request)
+        FROM unnest(scopes, keys, reserve.attempts, requests) AS a (scope, key, attempt, request)
         CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
         WHERE a.request IS NOT NULL AND r.attempt = a.attempt
@@ -107,11 +110,42 @@ BEGIN
 END
 $$;
 
--- What an attempt writes to a record that it holds: 'renew', 'complete', 'release', 'unknown'. Returns
--- the attempts whose write was applied; the others are looked at one by one.
+-- Moves lease ends on, of records that are held by these attempts. A row that is locked is skipped:
+-- its own transaction may be open for long. Returns the attempts whose lease was renewed.
+CREATE FUNCTION onceward.renew(
+    at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], leases bigint[]
+) RETURNS SETOF uuid
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(renew.at);
+BEGIN
+    RETURN QUERY
+    WITH held AS MATERIALIZED (
+        SELECT r.record_id, a.lease
+        FROM unnest(scopes, keys, renew.attempts, fences, leases) AS a (scope, key, attempt, fence, lease)
+        JOIN onceward.records r ON r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt
+                               AND r.fence = a.fence AND r.state = 'in_progress'
+        FOR UPDATE OF r SKIP LOCKED
+    )
+    UPDATE onceward.records r SET lease_until = greatest(r.lease_until, onceward.plus(t, h.lease))
+    FROM held h WHERE r.record_id = h.record_id
+    RETURNING r.attempt;
+END
+$$;
+
+-- What an attempt writes to a record that it holds: 'complete', 'release' or 'unknown'. Returns the
+-- attempts whose write was applied; the others are looked at one by one.
 CREATE FUNCTION onceward.write(
     at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
-    leases bigint[], reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
+    reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
     bodies bytea[]
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE
@@ -131,19 +165,15 @@ BEGIN
     WITH written AS (
         UPDATE onceward.records AS r SET
             state = CASE a.kind WHEN 'complete' THEN 'completed' WHEN 'release' THEN 'failed_retryable'
-                                WHEN 'unknown' THEN 'unknown' ELSE r.state END,
-            lease_until = CASE a.kind WHEN 'renew' THEN greatest(r.lease_until, onceward.plus(t, a.lease))
-                                      ELSE r.lease_until END,
-            finished_at = CASE WHEN a.kind IN ('complete', 'release') THEN t ELSE r.finished_at END,
-            expires_at = CASE WHEN a.kind IN ('complete', 'release') THEN onceward.plus(t, r.retention)
-                              ELSE r.expires_at END,
-            last_error = CASE a.kind WHEN 'complete' THEN NULL WHEN 'renew' THEN r.last_error
-                                     ELSE a.reason END,
+                                ELSE 'unknown' END,
+            finished_at = CASE a.kind WHEN 'unknown' THEN r.finished_at ELSE t END,
+            expires_at = CASE a.kind WHEN 'unknown' THEN r.expires_at
+                                     ELSE onceward.plus(t, r.retention) END,
+            last_error = a.reason,
             reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
             reply_status = CASE a.kind WHEN 'complete' THEN a.status END
-        FROM unnest(scopes, keys, attempts, fences, kinds, leases, reasons, statuses, headers,
-                    schema_versions, bodies)
-             AS a (scope, key, attempt, fence, kind, lease, reason, status, headers, schema_version,
+        FROM unnest(scopes, keys, write.attempts, fences, kinds, reasons, statuses, write.headers, schema_versions, bodies)
+             AS a (scope, key, attempt, fence, kind, reason, status, headers, schema_version,
                    body)
         WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt AND r.fence = a.fence
           AND r.state = 'in_progress'
@@ -156,7 +186,7 @@ BEGIN
         WHERE w.kind = 'complete'
     ), unlisted AS (
         DELETE FROM onceward.leases l USING written w
-        WHERE w.kind <> 'renew' AND l.check_at = w.check_at AND l.record_id = w.record_id
+        WHERE l.check_at = w.check_at AND l.record_id = w.record_id
     ), forgotten AS (
         DELETE FROM onceward.requests q USING written w
         WHERE w.kind IN ('complete', 'release') AND w.effects = 'phased'
@@ -195,6 +225,28 @@ BEGIN
                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
     LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
                        WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true;
+END
+$$;
+
+-- The places of those records that nobody is at work on any more, or whose lease is over.
+CREATE FUNCTION onceward.settled(at bigint, scopes text[], keys text[]) RETURNS SETOF bigint
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(settled.at);
+BEGIN
+    RETURN QUERY
+    SELECT a.position FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
+    LEFT JOIN LATERAL (SELECT r.state, r.lease_until FROM onceward.records r
+                       WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+    WHERE coalesce(r.state <> 'pending' AND (r.state <> 'in_progress' OR r.lease_until <= t), true);
 END
 $$;
 

@@ -1,18 +1,22 @@
 //! Reserve and decide, with patience: for a store that does not answer, and for an attempt at work.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::request;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{Span, error, info, warn};
 
-use super::{Admitted, Engine};
+use super::{Admitted, Engine, resume};
 use crate::{
+    fingerprint::Fingerprint,
     machine::{self, Decision, Refusal},
     observe,
     policy::Policy,
-    record::{AttemptId, Record, State},
+    record::{AttemptId, Effects, Record, State},
     store::{
         Ask, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind, Write, Written,
     },
@@ -41,9 +45,21 @@ pub(super) const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 impl Engine {
     pub(super) fn ask(&self, admitted: &Admitted, parts: &request::Parts, body: &Bytes) -> Ask {
         let policy = &admitted.policy;
+        let keeps_request = policy.effects == Effects::Phased;
+        Ask {
+            method: parts.method.as_str().into(),
+            path: shortened(parts.uri.path()),
+            request: keeps_request.then(|| Arc::new(resume::stored(parts, body))),
+            ..self.ask_again(admitted, policy.recipe.fingerprint(parts, body))
+        }
+    }
+
+    /// The same for a request that is known by its fingerprint.
+    pub(super) fn ask_again(&self, admitted: &Admitted, fingerprint: Fingerprint) -> Ask {
+        let policy = &admitted.policy;
         Ask {
             id: admitted.id.clone(),
-            fingerprint: policy.recipe.fingerprint(parts, body),
+            fingerprint,
             attempt: AttemptId::random(),
             mode: if self.drain.is_open() { Mode::Execute } else { Mode::LookupOnly },
             lease: policy.lease,
@@ -53,8 +69,8 @@ impl Engine {
             expired_runs_again: policy.expired_runs_again,
             effects: policy.effects,
             route: Box::from(&*policy.name),
-            method: parts.method.as_str().into(),
-            path: shortened(parts.uri.path()),
+            method: Box::default(),
+            path: Box::default(),
             request: None,
         }
     }
@@ -81,7 +97,9 @@ impl Engine {
             let decision = machine::decide(reservation, ask, self.clock.now());
             let at_work = matches!(decision, Decision::Refuse(Refusal::InProgress { .. }));
             let look_again = match (at_work, &waiter, woken) {
-                (true, Some(waiter), Some(woken)) => waiter.wait(woken).await,
+                (true, Some(waiter), Some(woken)) => {
+                    waiter.wait(woken, &self.waiters, &*self.store).await
+                }
                 _ => false,
             };
             if !look_again {
@@ -205,7 +223,7 @@ impl Engine {
         observe::count(observe::STORE_ERROR, route);
     }
 
-    fn count_reservation(&self, reservation: &Reservation, ask: &Ask) {
+    pub(super) fn count_reservation(&self, reservation: &Reservation, ask: &Ask) {
         let route = &*ask.route;
         match reservation {
             Reservation::Granted { lease, found } => {

@@ -10,6 +10,8 @@ use crate::{
 };
 
 mod classified;
+#[cfg(feature = "testing")]
+mod waiting;
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -28,23 +30,6 @@ fn there_is_a_bound_on_waiters_and_a_place_is_given_back() {
     drop(places);
     assert!(waiters.enter(&id("b"), seconds(1)).is_some());
     assert!(waiters.enter(&id("b"), Duration::ZERO).is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wake_between_listening_and_waiting_is_not_missed() {
-    let waiters = Waiters::default();
-    let waiter = waiters.enter(&id("a"), seconds(10)).expect("a place");
-    let begun = Instant::now();
-    let woken = waiter.listen();
-    waiters.wake(&id("b"));
-    waiters.wake(&id("a"));
-    assert!(waiter.wait(woken).await);
-    assert_eq!(begun.elapsed(), Duration::ZERO);
-    // Without a wake it looks by itself, and gives up in the end.
-    assert!(waiter.wait(waiter.listen()).await);
-    assert_eq!(begun.elapsed(), Duration::from_millis(250));
-    while waiter.wait(waiter.listen()).await {}
-    assert_eq!(begun.elapsed(), seconds(10));
 }
 
 #[test]

@@ -1,7 +1,9 @@
-//! Requests that wait for an attempt at work: woken at once by the task that ends it.
+//! Requests that wait for an attempt at work: woken at once by the task that ends it. For attempts of
+//! other processes, one of all who wait looks for all of them, in one call to the store.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -9,18 +11,19 @@ use std::{
 use http::{HeaderMap, HeaderName};
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::{
     policy::{InFlight, Policy},
     record::RecordId,
+    store::Store,
 };
 
 /// No more requests than this wait at a time in one engine; others get their 409 at once.
 const WAITERS_MAX: usize = 10_000;
 
-/// How often a waiter looks by itself: an attempt in another process cannot wake it.
+/// How often is looked for attempts of other processes, which cannot wake anybody here.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 static PREFER: HeaderName = HeaderName::from_static("prefer");
@@ -46,6 +49,8 @@ pub(super) fn asked_for(headers: &HeaderMap, policy: &Policy) -> Option<Duration
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     waiting: Arc<Mutex<Waiting>>,
+    /// Held by the one who looks, with the time of the last look.
+    looker: tokio::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +85,27 @@ impl Waiters {
         })
     }
 
+    /// All records that somebody waits for.
+    fn records(&self) -> Vec<RecordId> {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.by_record.keys().cloned().collect()
+    }
+
+    /// Looks for all who wait, unless somebody else does. The next one goes on where the last one
+    /// was woken.
+    async fn look_for_all(&self, store: &dyn Store) -> Infallible {
+        let mut looked_at = self.looker.lock().await;
+        loop {
+            let next = looked_at.map_or_else(Instant::now, |last| last) + LOOK_EVERY;
+            sleep_until(next).await;
+            *looked_at = Some(Instant::now());
+            // If the store does not answer, the next look may.
+            if let Ok(Ok(settled)) = timeout(LOOK_EVERY * 4, store.settled(self.records())).await {
+                settled.iter().for_each(|id| self.wake(id));
+            }
+        }
+    }
+
     /// Wakes all who wait for this record.
     pub(super) fn wake(&self, id: &RecordId) {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -97,13 +123,21 @@ impl Waiter {
     }
 
     /// Waits until it is time to look again; `false` when it is time to give up.
-    pub(super) async fn wait(&self, woken: OwnedNotified) -> bool {
-        let now = Instant::now();
-        if now >= self.give_up {
+    pub(super) async fn wait(
+        &self,
+        woken: OwnedNotified,
+        waiters: &Waiters,
+        store: &dyn Store,
+    ) -> bool {
+        if Instant::now() >= self.give_up {
             return false;
         }
-        let look_again = self.give_up.min(now + LOOK_EVERY);
-        let _ = timeout_at(look_again, woken).await;
+        tokio::select! {
+            biased;
+            () = woken => {}
+            () = sleep_until(self.give_up) => {}
+            never = waiters.look_for_all(store) => match never {},
+        }
         true
     }
 }

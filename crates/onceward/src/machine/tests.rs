@@ -15,6 +15,7 @@ mod decisions;
 mod guards;
 mod leases;
 mod resolutions;
+mod steps;
 mod table;
 
 const A: AttemptId = AttemptId::from_bytes([0xa; 16]);

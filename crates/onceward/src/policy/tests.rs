@@ -26,13 +26,18 @@ fn the_profile_stripe_differs_where_stripe_does() {
 }
 
 #[test]
-fn effects_that_need_transactions_are_refused_and_the_others_are_not() {
-    for effects in [Effects::Phased, Effects::Local] {
-        let refused = Policy::required().effects(effects).expect_err("not offered yet");
-        assert_eq!(refused, BadPolicy::NeedsTransactions(effects.name()));
-    }
-    for effects in [Effects::Undeclared, Effects::External, Effects::None] {
-        assert_eq!(Policy::required().effects(effects).expect("offered").effects, effects);
+fn a_single_policy_is_local_and_refuses_other_effects() {
+    for effects in Effects::ALL {
+        let policy = Policy::required().effects(effects).expect("any can be declared");
+        assert_eq!((policy.effects, policy.single), (effects, false));
+        let single = policy.single();
+        assert_eq!((single.effects, single.single), (Effects::Local, true));
+        let declared = single.effects(effects).map(|policy| policy.effects);
+        let expected = match effects {
+            Effects::Local => Ok(Effects::Local),
+            other => Err(BadPolicy::SingleIsLocal(other.name())),
+        };
+        assert_eq!(declared, expected);
     }
 }
 
@@ -80,7 +85,7 @@ fn a_status_means_what_effects_and_policy_say() {
     for status in [200, 201, 204, 301, 307, 400, 402, 404, 409, 422, 428, 451, 499] {
         assert_eq!(meaning(&undeclared, status), Final, "{status}");
     }
-    for effects in [Effects::Undeclared, Effects::External, Effects::None] {
+    for effects in Effects::ALL {
         for errors in [
             ServerErrors::ByEffects,
             ServerErrors::Retry,
@@ -91,8 +96,12 @@ fn a_status_means_what_effects_and_policy_say() {
             for status in [401, 403, 408, 425, 429] {
                 assert_eq!(meaning(&policy, status), NotExecuted, "{status}");
             }
-            for status in [100, 101, 199, 502, 504] {
+            for status in [100, 101, 199] {
                 assert_eq!(meaning(&policy, status), Unknown, "{status}");
+            }
+            for status in [502, 504] {
+                let known = effects == Effects::Phased && errors != ServerErrors::Unknown;
+                assert_eq!(meaning(&policy, status) != Unknown, known, "{status} {effects:?}");
             }
             let expected = match (errors, effects) {
                 (ServerErrors::Store, _) => Final,

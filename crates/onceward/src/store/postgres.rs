@@ -31,8 +31,10 @@ mod lane;
 mod link;
 mod look;
 mod open;
+mod outbox;
 mod row;
 mod steps;
+mod within;
 mod workers;
 
 use batch::{GuardedWrite, Reserve};
@@ -114,6 +116,8 @@ pub struct PgStore {
 /// What a transaction of the user's needs to write records of a [`PgStore`].
 #[derive(Clone, Debug)]
 pub struct PgDatabase {
+    /// What the store says it is, wherever one connects to it.
+    name: Arc<str>,
     statements: Arc<Statements>,
     clock: Option<Arc<dyn Clock>>,
 }
@@ -134,7 +138,7 @@ impl PgStore {
     /// version.
     pub async fn connect(options: PgOptions) -> Result<Self, PgConnectError> {
         let options = Arc::new(options);
-        open::prepare(&options).await?;
+        let name = open::prepare(&options).await?;
         let statements = Arc::new(Statements::of(&options.schema));
         let link = || Link::new(Arc::clone(&options), Arc::clone(&statements));
         let [reserves, writes, singles] = options.connections;
@@ -146,7 +150,7 @@ impl PgStore {
             reserves: Lane::start(links(reserves), &batches_close),
             writes: Lane::start(links(writes), &batches_close),
             side,
-            database: PgDatabase { statements, clock: options.clock.clone() },
+            database: PgDatabase { name, statements, clock: options.clock.clone() },
             closing_batches,
             closing_side,
         })
@@ -234,6 +238,10 @@ impl Store for PgStore {
                 Ok(machine::load(found.as_deref(), now))
             })
         })
+    }
+
+    fn settled(&self, ids: Vec<RecordId>) -> StoreFuture<'_, Vec<RecordId>> {
+        self.single(move |link| Box::pin(workers::settled(link, ids)))
     }
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {

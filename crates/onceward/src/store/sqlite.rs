@@ -19,8 +19,9 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-    Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation,
+    Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
+    Written,
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
@@ -30,11 +31,15 @@ use crate::{
 
 mod alone;
 mod beside;
+mod changes;
 mod due;
 mod error;
 mod open;
+mod outbox;
 mod row;
 mod sql;
+mod statement;
+mod within;
 mod writer;
 
 use beside::Beside;
@@ -80,13 +85,15 @@ pub struct SqliteStore {
     /// Ends with the writer, after it closed the file.
     writer: watch::Receiver<()>,
     stats: Arc<Stats>,
-    clock: Arc<dyn Clock>,
+    database: SqliteDatabase,
 }
 
 /// The file of a [`SqliteStore`], for transactions of the user's own in it.
 #[derive(Clone, Debug)]
 pub struct SqliteDatabase {
     clock: Arc<dyn Clock>,
+    /// Which file it is, as the system tells files apart.
+    file: Option<(u64, u64)>,
 }
 
 impl SqliteDatabase {
@@ -122,10 +129,11 @@ impl SqliteStore {
         let connection = open::open(&mut options).await?;
         let stats = Arc::new(Stats::default());
         let clock = Arc::clone(&options.clock);
+        let database = SqliteDatabase { clock, file: open::file_at(&options.path) };
         let (work, line) = mpsc::channel(LINE_MAX);
         let (alive, writer) = watch::channel(());
         tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line, alive));
-        Ok(SqliteStore { work, writer, stats, clock })
+        Ok(SqliteStore { work, writer, stats, database })
     }
 
     /// Finishes what stands in line, and closes the file. Later calls fail.
@@ -164,6 +172,21 @@ impl SqliteStore {
     ) -> StoreFuture<'_, A> {
         self.ask(move |sender| {
             Work::Step(Box::new(RecordStep { id, step_name, decide, answer: None, sender }))
+        })
+    }
+
+    /// A step that changes nothing, whatever it finds. It waits for nobody who writes.
+    fn look<A: Send + 'static>(
+        &self,
+        id: RecordId,
+        decide: impl Fn(Option<&Record>, Timestamp) -> A + Send + 'static,
+    ) -> StoreFuture<'_, A> {
+        let decide = move |found: Option<&Record>, _: bool, now| {
+            (Step { change: Change::Keep, audit: None, answer: decide(found, now) }, None)
+        };
+        self.ask(move |sender| {
+            let step = RecordStep { id, step_name: None, decide, answer: None, sender };
+            Work::Look(Box::new(step))
         })
     }
 
@@ -252,10 +275,12 @@ where
 
 impl Store for SqliteStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
+        if ask.mode == Mode::LookupOnly {
+            return self
+                .look(ask.id.clone(), move |found, now| machine::reserve(found, &ask, now).answer);
+        }
         self.step_beside(ask.id.clone(), None, move |found, _, now| {
-            let step = machine::reserve(found, &ask, now);
-            let kept = ask.request.clone().filter(|_| machine::keeps_request(&step.answer));
-            (step, kept.map(Beside::Request))
+            beside::reserve(found, &ask, now)
         })
     }
 
@@ -274,14 +299,7 @@ impl Store for SqliteStore {
         let guard = Lease { id: lease.id.clone(), ..*lease };
         let name = Some(advance.name().into());
         self.step_beside(lease.id.clone(), name, move |found, saved, _| {
-            let step = machine::advance(found, &guard, &advance, saved);
-            let kept = match (&step.answer, &advance) {
-                (Advanced::Applied, Advance::Save { name, result }) => {
-                    Some(Beside::Step(SavedStep { name: name.clone(), result: result.clone() }))
-                }
-                _ => None,
-            };
-            (step, kept)
+            beside::advance(found, &guard, &advance, saved)
         })
     }
 
@@ -301,11 +319,7 @@ impl Store for SqliteStore {
     }
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
-        self.step(id.clone(), |found, now| Step {
-            change: Change::Keep,
-            audit: None,
-            answer: machine::load(found, now),
-        })
+        self.look(id.clone(), machine::load)
     }
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
@@ -336,6 +350,6 @@ impl Store for SqliteStore {
     }
 
     fn database(&self) -> Option<Database> {
-        Some(Database::Sqlite(SqliteDatabase { clock: Arc::clone(&self.clock) }))
+        Some(Database::Sqlite(self.database.clone()))
     }
 }

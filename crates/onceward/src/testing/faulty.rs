@@ -215,6 +215,10 @@ macro_rules! wrapped_store {
                 self.call(StoreCall::Load, move || self.inner.load(id))
             }
 
+            fn settled(&self, ids: Vec<RecordId>) -> StoreFuture<'_, Vec<RecordId>> {
+                self.call(StoreCall::Load, move || self.inner.settled(ids))
+            }
+
             fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
                 self.call(StoreCall::Audit, move || self.inner.audit(id))
             }

@@ -10,10 +10,10 @@ use std::{
 use super::{Model, random};
 use crate::{
     clock::{Clock as _, ManualClock, Timestamp},
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     store::{
-        Ask, Claim, Reaped, Reservation, Resolution, Resolve, Resolved, Store, Swept, Write,
-        Written,
+        Advance, Advanced, Ask, Claim, Reaped, Reservation, Resolution, Resolve, Resolved,
+        Resumable, Store, Swept, Write, Written,
     },
 };
 
@@ -178,6 +178,36 @@ impl Harness {
         answer
     }
 
+    /// Advances.
+    pub async fn advance(&self, lease: &Lease, advance: Advance) -> Advanced {
+        let answer = self.store.advance(lease, advance.clone()).await.expect("advance answers");
+        let expected = self.model().advance(lease, advance);
+        assert_eq!(answer, expected, "advance answers as the model does");
+        self.agree(&lease.id).await;
+        answer
+    }
+
+    /// Makes a step that must be allowed.
+    pub async fn stepped(&self, lease: &Lease, advance: Advance) {
+        assert_eq!(self.advance(lease, advance).await, Advanced::Applied);
+    }
+
+    /// The saved steps of one generation.
+    pub async fn steps(&self, id: &RecordId, generation: u32) -> Vec<SavedStep> {
+        let held = self.store.steps(id, generation).await.expect("steps answers");
+        assert_eq!(held, self.model().steps(id, generation), "store and model hold the same steps");
+        held
+    }
+
+    /// What waits to be gone on with.
+    pub async fn resumable(&self, limit: u32) -> Vec<Resumable> {
+        let held = self.store.resumable(limit).await.expect("resumable answers");
+        if let Err(expected) = self.model().agrees_on_resumable(&held, limit, self.now()) {
+            panic!("store and model differ on what waits: {held:?}, expected {expected}");
+        }
+        held
+    }
+
     /// Resolves the record as it stands now.
     pub async fn resolve(&self, id: &RecordId, resolution: Resolution) -> Resolved {
         let record = self.record(id).await;
@@ -272,5 +302,7 @@ impl Harness {
         if let Err(expected) = self.model().agrees_on_audit(id, &held) {
             panic!("store and model remember different things: {held:?}, expected {expected}");
         }
+        let generation = self.model().load(id, self.now()).map_or(1, |record| record.generation);
+        self.steps(id, generation).await;
     }
 }

@@ -1,13 +1,13 @@
 //! Seeded random runs: the same operations on a store and on the model, compared after every step,
 //! and made as short as possible when they differ.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use super::{Harness, samples};
 use crate::{
     clock::Timestamp,
     record::{AttemptId, Effects, Fence, Lease, RecordId},
-    store::{Ask, Claim, Mode, Proof, Resolution, Resolve, Write},
+    store::{Advance, Ask, Claim, Mode, Proof, Resolution, Resolve, Write},
 };
 
 mod generate;
@@ -29,6 +29,8 @@ enum Operation {
         mode: Mode,
         runs_again: bool,
         effects: Effects,
+        /// The body of the request that is to be kept.
+        request: Option<&'static str>,
     },
     Claim {
         place: usize,
@@ -39,6 +41,12 @@ enum Operation {
         place: usize,
         attempt: u8,
         write: Write,
+    },
+    /// By the same lease as a write.
+    Advance {
+        place: usize,
+        attempt: u8,
+        advance: Advance,
     },
     /// Of the record as it stands, or as it does not.
     Resolve {
@@ -198,9 +206,21 @@ async fn agree(on: &Harness) -> Result<(), String> {
             let what = format!("the audit records at {} differ", at(place));
             format!("{what}\n      store: {held:?}\n      model: {expected}")
         })?;
+        for generation in 1..4 {
+            let held = on.store.steps(&id, generation).await.map_err(failed)?;
+            let expected = on.model().steps(&id, generation);
+            same(&format!("the steps at {} differ", at(place)), &held, &expected)?;
+        }
     }
-    Ok(())
+    let held = on.store.resumable(RESUMABLE_MAX).await.map_err(failed)?;
+    let agreed = on.model().agrees_on_resumable(&held, RESUMABLE_MAX, on.now());
+    agreed.map_err(|expected| {
+        format!("what waits differs\n      store: {held:?}\n      model: {expected}")
+    })
 }
+
+/// Fewer than there are places, so that the limit counts too.
+const RESUMABLE_MAX: u32 = 2;
 
 impl Operation {
     async fn run(&self, on: &Harness, leases: &mut Leases) -> Result<(), String> {
@@ -228,6 +248,13 @@ impl Operation {
                 let expected = on.model().write(lease, write.clone(), now);
                 same("write answers differently", &answer, &expected)?;
             }
+            Operation::Advance { place, attempt, advance } => {
+                let nobody = unheld(*place, *attempt, now);
+                let lease = leases.get(&(*place, *attempt)).unwrap_or(&nobody);
+                let answer = on.store.advance(lease, advance.clone()).await.map_err(failed)?;
+                let expected = on.model().advance(lease, advance.clone());
+                same("advance answers differently", &answer, &expected)?;
+            }
             Operation::Resolve { place, stale, resolution } => {
                 let resolve = decided(on, *place, *stale, resolution);
                 let answer = on.store.resolve(resolve.clone()).await.map_err(failed)?;
@@ -253,7 +280,8 @@ impl Operation {
     }
 
     fn ask(&self) -> Option<Ask> {
-        let Operation::Reserve { place, attempt, fingerprint, mode, runs_again, effects } = self
+        let Operation::Reserve { place, attempt, fingerprint, mode, runs_again, effects, request } =
+            self
         else {
             return None;
         };
@@ -264,6 +292,7 @@ impl Operation {
             mode: *mode,
             expired_runs_again: *runs_again,
             effects: *effects,
+            request: request.map(|body| Arc::new(samples::request(body))),
             ..samples::ask("unused")
         })
     }
@@ -332,10 +361,21 @@ fn at(place: usize) -> String {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Operation::Reserve { place, attempt, fingerprint, mode, runs_again, effects } => {
+            Operation::Reserve {
+                place,
+                attempt,
+                fingerprint,
+                mode,
+                runs_again,
+                effects,
+                request,
+            } => {
                 let at = at(*place);
                 write!(f, "reserve {at} attempt {attempt} request {fingerprint} {mode:?}")?;
                 write!(f, " {}", effects.name())?;
+                if let Some(body) = request {
+                    write!(f, " keeping {body:?}")?;
+                }
                 if *runs_again { f.write_str(", expired runs again") } else { Ok(()) }
             }
             Operation::Claim { place, attempt } => {
@@ -349,6 +389,9 @@ impl fmt::Display for Operation {
                     Write::Release(why) => write!(f, "release {why:?}"),
                     Write::MarkUnknown(why) => write!(f, "mark unknown {why:?}"),
                 }
+            }
+            Operation::Advance { place, attempt, advance } => {
+                write!(f, "advance {} attempt {attempt} {advance:?}", at(*place))
             }
             Operation::Resolve { place, stale, resolution } => {
                 let stale = if *stale { " with an old fence" } else { "" };

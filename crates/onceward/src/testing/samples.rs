@@ -1,17 +1,17 @@
 //! Ready-made requests and replies for tests of stores.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
 
 use crate::{
     fingerprint::Fingerprint,
     key::Key,
-    record::{AttemptId, Effects, RecordId},
+    record::{AttemptId, Effects, RecordId, StoredRequest},
     reply::{Reply, ReplyBody},
     scope::Scope,
-    store::{Ask, Mode},
+    store::{Advance, Ask, Mode},
 };
 
 /// The lease of [`ask`].
@@ -61,6 +61,43 @@ pub fn ask(key: &str) -> Ask {
         path: "/payments".into(),
         request: None,
     }
+}
+
+/// A request to execute in phases and effects, with the request that is kept for it.
+///
+/// # Panics
+/// When it is not a well-formed key.
+pub fn phased(key: &str) -> Ask {
+    Ask { effects: Effects::Phased, request: Some(Arc::new(request("{}"))), ..ask(key) }
+}
+
+/// A request with this body and a few headers, as it is kept.
+pub fn request(body: impl Into<Bytes>) -> StoredRequest {
+    StoredRequest {
+        method: Method::POST,
+        uri: Uri::from_static("/payments?currency=EUR"),
+        headers: vec![
+            (HeaderName::from_static("x-tag"), HeaderValue::from_static("one")),
+            (HeaderName::from_static("content-type"), HeaderValue::from_static("text/plain")),
+            (HeaderName::from_static("x-tag"), HeaderValue::from_static("two")),
+        ],
+        body: body.into(),
+    }
+}
+
+/// A step with its result.
+pub fn save(name: &str, result: &str) -> Advance {
+    Advance::Save { name: name.into(), result: result.to_owned().into() }
+}
+
+/// An effect that is about to be called.
+pub fn intend(name: &str, idempotent: bool) -> Advance {
+    Advance::Intend { name: name.into(), idempotent }
+}
+
+/// An effect that is known not to have acted.
+pub fn withdraw(name: &str) -> Advance {
+    Advance::Withdraw { name: name.into() }
 }
 
 /// The same request by another attempt: what a retry is to a store.

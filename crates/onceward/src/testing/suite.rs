@@ -9,6 +9,8 @@ pub mod leases;
 pub mod expiring;
 pub mod resolving;
 pub mod pending;
+pub mod stepping;
+pub mod resuming;
 pub mod keeping;
 pub mod racing;
 pub mod interleaving;
@@ -154,6 +156,53 @@ macro_rules! __store_suite_cases {
                 pending_work_cannot_be_written_to
                 a_released_record_can_be_accepted_for_later
             }
+            stepping {
+                saving_a_step_moves_the_recovery_point_and_keeps_its_result
+                steps_come_back_in_the_order_in_which_they_were_saved
+                results_and_names_of_any_kind_survive
+                saving_a_step_twice_is_applied_once
+                an_effect_is_open_from_its_intent_to_its_result
+                intending_twice_is_applied_once
+                a_withdrawn_effect_is_not_open_any_more
+                a_second_effect_is_not_opened_beside_an_open_one
+                no_step_is_saved_while_the_effect_of_another_is_open
+                an_effect_that_has_a_result_is_not_opened_again
+                a_superseded_attempt_cannot_advance
+                an_advance_needs_its_attempt_and_its_fence
+                an_advance_of_nothing_makes_nothing
+                only_work_in_progress_advances
+                a_late_owner_that_nobody_replaced_advances
+                steps_of_different_records_do_not_meet
+                the_next_attempt_finds_the_steps_of_those_before_it
+                the_next_generation_begins_without_steps
+                a_key_that_is_new_again_has_no_steps
+                whoever_completed_a_record_is_told_its_reply
+                concurrent_saves_of_one_step_are_applied_once
+                a_burst_of_steps_is_told_apart
+                of_two_attempts_only_one_makes_steps_at_a_time
+                steps_outlive_a_change_of_the_declared_effects
+            }
+            resuming {
+                releasing_with_steps_made_suspends
+                suspending_twice_is_applied_once
+                releasing_with_an_idempotent_effect_open_suspends
+                releasing_with_an_effect_open_that_is_not_idempotent_is_unknown
+                releasing_without_steps_made_is_retryable
+                a_vanished_attempt_with_an_effect_open_that_is_not_idempotent_is_unknown
+                a_vanished_attempt_with_no_such_effect_open_is_resumed
+                sweep_moves_only_phased_work_that_cannot_go_on
+                releasing_an_unknown_operation_lets_it_go_on
+                releasing_an_operation_whose_policy_changed_lets_it_go_on
+                completing_an_unknown_operation_ends_it
+                resumable_tells_of_what_waits_and_of_nothing_else
+                resumable_tells_of_the_oldest_first_and_stops_at_its_limit
+                the_request_is_kept_byte_for_byte
+                the_first_request_of_a_generation_is_kept
+                accepted_work_keeps_its_request
+                dropping_an_advance_at_any_await_leaves_a_legal_record
+                dropping_a_save_at_any_await_keeps_step_and_result_together
+                dropping_a_reserve_keeps_record_and_request_together
+            }
             keeping {
                 keys_with_every_allowed_byte_round_trip
                 the_longest_key_and_scope_round_trip
@@ -196,6 +245,8 @@ macro_rules! __store_suite_cases {
                 a_reserve_and_its_repetition_in_every_order
                 a_reserve_and_a_complete_in_every_order
                 a_takeover_and_a_late_complete_in_every_order
+                a_takeover_and_a_late_step_in_every_order
+                an_intent_and_a_sweep_in_every_order
                 a_complete_and_a_sweep_in_every_order
                 a_renew_and_a_sweep_in_every_order
                 a_resolve_and_a_late_complete_in_every_order

@@ -31,6 +31,12 @@ enum Bug {
     IgnoresTheFingerprint,
     /// Replies come back without their headers.
     ForgetsHeaders,
+    /// A step is made whatever its fence.
+    StepsIgnoreTheFence,
+    /// Steps come back without their results.
+    ForgetsResults,
+    /// Requests are not kept.
+    ForgetsRequests,
 }
 
 #[derive(Debug)]
@@ -52,6 +58,9 @@ impl Store for Broken {
                 && let Some(record) = self.inner.load(&ask.id).await?
             {
                 ask.fingerprint = record.fingerprint;
+            }
+            if self.bug == Bug::ForgetsRequests {
+                ask.request = None;
             }
             self.inner.reserve(ask).await
         })
@@ -79,11 +88,25 @@ impl Store for Broken {
     }
 
     fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
-        self.inner.advance(lease, advance)
+        Box::pin(async move {
+            let record = self.inner.load(&lease.id).await?;
+            let Some(record) = record.filter(|_| self.bug == Bug::StepsIgnoreTheFence) else {
+                return self.inner.advance(lease, advance).await;
+            };
+            let id = lease.id.clone();
+            let forged = Lease { id, attempt: record.attempt, fence: record.fence, ..*lease };
+            self.inner.advance(&forged, advance).await
+        })
     }
 
     fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
-        self.inner.steps(id, generation)
+        Box::pin(async move {
+            let mut steps = self.inner.steps(id, generation).await?;
+            if self.bug == Bug::ForgetsResults {
+                steps.iter_mut().for_each(|step| step.result.clear());
+            }
+            Ok(steps)
+        })
     }
 
     fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
@@ -160,6 +183,16 @@ async fn a_store_that_forgets_headers_is_found_and_the_script_is_short() {
 }
 
 #[tokio::test]
+async fn a_store_that_is_wrong_about_steps_is_found_and_the_script_is_short() {
+    for (bug, most) in
+        [(Bug::StepsIgnoreTheFence, 4), (Bug::ForgetsResults, 4), (Bug::ForgetsRequests, 4)]
+    {
+        let found = random_run(bug).await.expect_err("the bug is found");
+        assert!(found.len() <= most, "{bug:?}: {found}");
+    }
+}
+
+#[tokio::test]
 async fn the_same_seed_finds_the_same_script() {
     let on = Harness::start(|clock| async move { Broken::new(clock, Bug::IgnoresTheFence) }).await;
     let seed: Seed = "42".parse().expect("a number");
@@ -198,6 +231,20 @@ fn the_harness_notices_a_reply_that_lost_its_headers() {
         let _: Written = on.write(&lease, Write::Complete(reply("done"))).await;
     });
     assert!(said.contains("store and model hold the same record"), "{said}");
+}
+
+#[test]
+fn the_suite_fails_on_a_store_that_is_wrong_about_steps() {
+    use suite::{resuming, stepping};
+    complaint(Bug::StepsIgnoreTheFence, stepping::a_superseded_attempt_cannot_advance);
+    complaint(Bug::StepsIgnoreTheFence, stepping::of_two_attempts_only_one_makes_steps_at_a_time);
+    complaint(Bug::ForgetsResults, stepping::a_burst_of_steps_is_told_apart);
+    complaint(Bug::ForgetsRequests, resuming::the_request_is_kept_byte_for_byte);
+    let sound = |clock| async move { Broken::new(clock, Bug::None) };
+    run(sound, stepping::a_superseded_attempt_cannot_advance);
+    run(sound, stepping::of_two_attempts_only_one_makes_steps_at_a_time);
+    run(sound, stepping::a_burst_of_steps_is_told_apart);
+    run(sound, resuming::the_request_is_kept_byte_for_byte);
 }
 
 #[test]
@@ -284,6 +331,8 @@ fn every_case_of_the_suite_is_listed_once() {
         ("expiring", include_str!("suite/expiring.rs")),
         ("resolving", include_str!("suite/resolving.rs")),
         ("pending", include_str!("suite/pending.rs")),
+        ("stepping", include_str!("suite/stepping.rs")),
+        ("resuming", include_str!("suite/resuming.rs")),
         ("keeping", include_str!("suite/keeping.rs")),
         ("racing", include_str!("suite/racing.rs")),
         ("interleaving", include_str!("suite/interleaving.rs")),

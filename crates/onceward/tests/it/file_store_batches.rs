@@ -10,8 +10,10 @@ use onceward::{
     fingerprint::Fingerprint,
     record::{AttemptId, AuditRecord, Fence, Lease, RecordId},
     store::{
-        Ask, Claim, Mode, Proof, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written,
+        Advance, Ask, Claim, Mode, Proof, Reservation, Resolution, Resolve, Resumable,
+        StoreErrorKind, Write, Written,
     },
+    testing::samples::{intend, request, save, withdraw},
 };
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
@@ -22,6 +24,7 @@ enum Call {
     Reserve(Ask),
     Claim(Claim),
     Write(RecordId, AttemptId, Fence, u32, Write),
+    Advance(RecordId, AttemptId, Fence, u32, Advance),
     Resolve(Resolve),
     Load(RecordId),
     Sweep,
@@ -37,6 +40,11 @@ async fn make(store: &dyn Store, call: Call) -> String {
             let until = Timestamp::from_micros(0);
             let lease = Lease { id, attempt, fence, generation, attempt_number: 1, until };
             format!("{:?}", store.write(&lease, write).await)
+        }
+        Call::Advance(id, attempt, fence, generation, advance) => {
+            let until = Timestamp::from_micros(0);
+            let lease = Lease { id, attempt, fence, generation, attempt_number: 1, until };
+            format!("{:?}", store.advance(&lease, advance).await)
         }
         Call::Resolve(resolve) => format!("{:?}", store.resolve(resolve).await),
         Call::Load(id) => format!("{:?}", store.load(&id).await),
@@ -78,7 +86,7 @@ impl Caller {
             _ => (self.attempt(), Fence::from_stored(self.random.random_range(1..9)), 1),
         };
         let reply = reply(&vec![b'a' + self.random.random_range(0..3); 2000]);
-        match self.random.random_range(0..16) {
+        match self.random.random_range(0..21) {
             0..6 => Call::Reserve(Ask {
                 fingerprint: Fingerprint::from_stored(1, [self.random.random_range(0..5) / 4; 32]),
                 attempt: self.attempt(),
@@ -92,7 +100,14 @@ impl Caller {
                 retention: self.duration(),
                 tombstone: self.duration() - Duration::from_secs(1),
                 expired_runs_again: self.random.random_bool(0.3),
-                effects: Effects::ALL[self.random.random_range(0..5)],
+                effects: match self.random.random_range(0..10) {
+                    kind @ 0..5 => Effects::ALL[kind],
+                    _ => Effects::Phased,
+                },
+                request: match self.random.random_range(0..3) {
+                    0 => None,
+                    number => Some(Arc::new(request(vec![number; 1000]))),
+                },
                 ..template
             }),
             6 => Call::Claim(Claim { id, attempt: self.attempt(), lease: self.duration() }),
@@ -112,6 +127,15 @@ impl Caller {
                     _ => Resolution::Void,
                 };
                 Call::Resolve(Resolve { id, generation, fence, resolution, reason: "test".into() })
+            }
+            14..19 => {
+                let name = ["book", "charge", "mail"][self.random.random_range(0..3)];
+                let advance = match self.random.random_range(0..6) {
+                    0 | 1 => intend(name, self.random.random_bool(0.7)),
+                    2 => withdraw(name),
+                    _ => save(name, ["one", "two"][self.random.random_range(0..2)]),
+                };
+                Call::Advance(id, attempt, fence, generation, advance)
             }
             _ => Call::Load(id),
         }
@@ -158,6 +182,11 @@ async fn batches_and_the_short_way_do_what_single_steps_in_memory_do() {
             let id = ask(key).id;
             let there = store.load(&id).await.expect("an answer");
             assert_eq!(there, caller.model.load(&id).await.expect("an answer"), "seed {seed}");
+            for generation in 1..4 {
+                let kept = store.steps(&id, generation).await.expect("an answer");
+                let expected = caller.model.steps(&id, generation).await.expect("an answer");
+                assert_eq!(kept, expected, "seed {seed}, round {round}: steps of {calls:?}");
+            }
             // In memory the audit records go with the record; in the file they stay.
             let known = caller.model.audit(&id).await.expect("an answer");
             let kept = store.audit(&id).await.expect("an answer");
@@ -166,6 +195,9 @@ async fn batches_and_the_short_way_do_what_single_steps_in_memory_do() {
             let all = known.iter().map(name).all(|audit| kept.contains(&audit));
             assert!(all, "seed {seed}, round {round}: {known:?}, {kept:?}");
         }
+        let waiting = by_id(store.resumable(10).await.expect("an answer"));
+        let expected = by_id(caller.model.resumable(10).await.expect("an answer"));
+        assert_eq!(waiting, expected, "seed {seed}, round {round}: {calls:?}");
         match caller.random.random_range(0..10) {
             0 => clock.advance(Duration::from_secs(caller.random.random_range(0..90))),
             1 => {
@@ -180,6 +212,11 @@ async fn batches_and_the_short_way_do_what_single_steps_in_memory_do() {
 }
 
 /// Reserves with the given attempt, in the given mode of fingerprint.
+fn by_id(mut waiting: Vec<Resumable>) -> Vec<Resumable> {
+    waiting.sort_by(|left, right| left.record.id.cmp(&right.record.id));
+    waiting
+}
+
 fn asked_by(key: &str, attempt: u8, fingerprint: u8) -> Ask {
     Ask {
         attempt: AttemptId::from_bytes([attempt; 16]),

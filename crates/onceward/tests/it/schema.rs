@@ -58,6 +58,9 @@ async fn a_record_has_a_column_for_each_of_its_facts() {
         ("reply_headers", "BLOB", false),
         ("reply_body", "BLOB", false),
         ("reply_schema", "TEXT", false),
+        ("recovery_point", "TEXT", false),
+        ("open_effect", "TEXT", false),
+        ("effect_idempotent", "INTEGER", false),
     ] {
         assert_eq!(columns.get(name), Some(&(kind.to_owned(), never_null)), "{name}");
     }
@@ -89,6 +92,41 @@ async fn the_schema_takes_the_six_states_and_no_other() {
         let refused = refusal(&mut file, sql).await;
         assert!(refused.contains(part), "{sql}: {refused}");
     }
+}
+
+#[tokio::test]
+async fn the_schema_takes_no_failure_of_what_made_steps_and_no_half_of_an_open_effect() {
+    let (_directory, mut file) = file().await;
+    for sql in [
+        "UPDATE records SET state = 'failed_retryable', recovery_point = 'book'",
+        "UPDATE records SET state = 'failed_retryable', open_effect = 'mail', effect_idempotent = 1",
+        "UPDATE records SET open_effect = 'mail'",
+        "UPDATE records SET effect_idempotent = 1",
+        "UPDATE records SET open_effect = 'mail', effect_idempotent = 2",
+    ] {
+        let refused = refusal(&mut file, sql).await;
+        assert!(refused.contains("CHECK"), "{sql}: {refused}");
+    }
+    for sql in [
+        "UPDATE records SET recovery_point = 'book', open_effect = 'mail', effect_idempotent = 0",
+        "UPDATE records SET recovery_point = NULL, open_effect = NULL, effect_idempotent = NULL, \
+         state = 'failed_retryable'",
+    ] {
+        assert_eq!(refusal(&mut file, sql).await, "", "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_step_of_one_name_is_refused_by_the_database() {
+    let (_directory, mut file) = file().await;
+    let insert = "INSERT INTO steps (scope, key, generation, ordinal, name, result) \
+                  VALUES ('a', 'b', 1, 1, 'book', x'00')";
+    assert_eq!(refusal(&mut file, insert).await, "");
+    let refused = refusal(&mut file, insert).await;
+    assert!(refused.contains("UNIQUE constraint failed: steps.scope"), "{refused}");
+    let another = "INSERT INTO steps (scope, key, generation, ordinal, name, result) \
+                   VALUES ('a', 'b', 1, 2, 'charge', x'00'), ('a', 'b', 2, 1, 'book', x'00')";
+    assert_eq!(refusal(&mut file, another).await, "");
 }
 
 #[tokio::test]

@@ -1,19 +1,23 @@
 //! What an execution means.
 
 use super::*;
-use crate::engine::classify::classify;
+use crate::{
+    engine::classify::{Outcome, classify},
+    operation::Account,
+};
 
 /// One word per outcome.
 fn meaning(execution: Execution<()>) -> String {
-    match classify(Ok(execution), &Policy::required()) {
+    match classify(Ok(execution), &Policy::required(), &Account::default()) {
         Outcome::Completed { reply, .. } => match reply.body {
             ReplyBody::Stored(body) => format!("completed with {} bytes", body.len()),
             ReplyBody::NotStored => "completed without body".to_owned(),
         },
-        Outcome::NotExecuted { answer: Ok(_), why } => format!("not executed: {why}"),
-        Outcome::NotExecuted { answer: Err(rejection), why } => {
+        Outcome::NotExecuted { answer: Ok(_), why, .. } => format!("not executed: {why}"),
+        Outcome::NotExecuted { answer: Err(rejection), why, .. } => {
             format!("{}: {why}", rejection.code().name())
         }
+        Outcome::InTransaction { .. } => "the store knows".to_owned(),
         Outcome::Unknown { status, why } => format!("unknown {}: {why}", status.as_u16()),
     }
 }
@@ -46,7 +50,7 @@ fn nothing_sent_is_not_executed_and_no_full_answer_is_unknown() {
         assert_eq!(meaning(lost), format!("unknown {}: reset", status.as_u16()));
     }
     let panicked: Result<Execution<()>, _> = Err(Box::new("oh") as Box<dyn std::any::Any + Send>);
-    let panicked = classify(panicked, &Policy::required());
+    let panicked = classify(panicked, &Policy::required(), &Account::default());
     assert!(matches!(panicked, Outcome::Unknown { why: "handler_panicked", .. }));
 }
 

@@ -78,7 +78,10 @@ fn a_repeated_write_changes_nothing_and_answers_with_what_is_stored() {
     let cases = [
         (State::Completed, Write::Complete(reply("done")), Some(reply("done"))),
         (State::Completed, Write::Complete(reply("other bytes")), Some(reply("done"))),
+        // Its handler may have completed it in a transaction of its own.
         (State::Completed, Write::Renew(Duration::from_secs(1)), Some(reply("done"))),
+        (State::Completed, Write::Release("not_sent".into()), Some(reply("done"))),
+        (State::Completed, Write::MarkUnknown("timeout".into()), Some(reply("done"))),
         (State::FailedRetryable, Write::Release("not_sent".into()), None),
         (State::Unknown, Write::MarkUnknown("timeout".into()), None),
     ];
@@ -92,10 +95,10 @@ fn a_repeated_write_changes_nothing_and_answers_with_what_is_stored() {
 #[test]
 fn a_write_that_contradicts_an_earlier_one_is_refused() {
     let contradictions = [
-        (State::Completed, Write::Release("not_sent".into())),
-        (State::Completed, Write::MarkUnknown("timeout".into())),
         (State::FailedRetryable, Write::MarkUnknown("timeout".into())),
         (State::FailedRetryable, Write::Renew(Duration::from_secs(1))),
+        (State::Unknown, Write::Release("not_sent".into())),
+        (State::Unknown, Write::Renew(Duration::from_secs(1))),
         (State::Expired, Write::Renew(Duration::from_secs(1))),
     ];
     for (state, what) in contradictions {

@@ -3,17 +3,18 @@
 use std::collections::{HashMap, HashSet};
 
 use sqlx::postgres::PgRow;
+use tracing::warn;
 
 use super::{
     error::{Remedy, remedy},
     lane::{Element, Sender},
-    link::{Call, Link, Lost, call},
+    link::{Call, Caller, Link, Lost, call},
     look::Look,
     row::{BadRow, FoundRow, micros, reply_parts, uuid},
 };
 use crate::{
     clock::Timestamp,
-    record::{AttemptId, Lease, Record},
+    record::{AttemptId, Lease, Record, RecordId},
     store::{
         Ask, Found, Mode, Reservation, StoreError, StoreErrorKind, Write, Written,
         request::encode_request,
@@ -60,7 +61,11 @@ async fn send(link: &mut Link, bind: impl Fn(&Link) -> Call<'static>) -> Sent {
             Lost::NoAnswer => false,
             Lost::Failed(error) => match remedy(error) {
                 Remedy::Reconnect | Remedy::Again => tries < TRIES_MAX,
-                Remedy::Locked | Remedy::Refused => return Sent::OneByOne,
+                Remedy::Locked => return Sent::OneByOne,
+                Remedy::Refused => {
+                    warn!(%error, "a batch was refused, and goes one by one");
+                    return Sent::OneByOne;
+                }
             },
         };
         let error = lost.store_error();
@@ -102,7 +107,12 @@ impl Element for Reserve {
         // In one order everywhere, so that batches cannot wait for each other in a circle.
         batch.sort_unstable_by(|a, b| a.ask.id.cmp(&b.ask.id));
         for _ in 0..ROUNDS_MAX {
-            batch = match send(link, |link| bind_reserves(link, &batch)).await {
+            let asks: Vec<&Ask> = batch.iter().map(|element| &element.ask).collect();
+            batch = match send(link, |link| {
+                bind_reserves(call(&link.statements().reserve), link, &asks, None)
+            })
+            .await
+            {
                 Sent::Answered(rows) => Self::answer_all(batch, &rows, link).await,
                 Sent::OneByOne => break,
                 Sent::Failed(error) => {
@@ -122,13 +132,13 @@ impl Element for Reserve {
 }
 
 /// What a row says about one element.
-enum Answer {
+pub(super) enum Answer {
     Now(Reservation),
     Look(Box<Record>, Timestamp),
     Bad(BadRow),
 }
 
-fn read_answer(row: &FoundRow<'_>, ask: &Ask) -> Answer {
+pub(super) fn read_answer(row: &FoundRow<'_>, ask: &Ask) -> Answer {
     let read = || match row.verdict() {
         "taken" if ask.mode == Mode::Accept => {
             Ok(Answer::Now(Reservation::Accepted { found: Found::Absent }))
@@ -204,15 +214,20 @@ pub(super) fn damaged(bad: BadRow) -> StoreError {
         .with_source(bad)
 }
 
-fn bind_reserves(link: &Link, batch: &[Reserve]) -> Call<'static> {
-    fn column<'a, T>(batch: &'a [Reserve], value: impl Fn(&'a Ask) -> T) -> Vec<T> {
-        batch.iter().map(|element| value(&element.ask)).collect()
+/// `patience` is for one that is alone: how long it waits for transactions that are on their way.
+pub(super) fn bind_reserves(
+    call: Call<'static>,
+    link: &impl Caller,
+    batch: &[&Ask],
+    patience: Option<&str>,
+) -> Call<'static> {
+    fn column<'a, T>(batch: &[&'a Ask], value: impl Fn(&'a Ask) -> T) -> Vec<T> {
+        batch.iter().map(|ask| value(ask)).collect()
     }
-    let any_request = batch.iter().any(|element| element.ask.request.is_some());
+    let any_request = batch.iter().any(|ask| ask.request.is_some());
     let requests =
         any_request.then(|| column(batch, |ask| ask.request.as_deref().map(encode_request)));
-    call(&link.statements.reserve)
-        .bind(link.now())
+    call.bind(link.now())
         .bind(column(batch, |ask| ask.id.scope.as_str()))
         .bind(column(batch, |ask| ask.id.key.as_str()))
         .bind(column(batch, |ask| i32::from(ask.fingerprint.recipe())))
@@ -232,6 +247,7 @@ fn bind_reserves(link: &Link, batch: &[Reserve]) -> Call<'static> {
         .bind(column(batch, |ask| &*ask.method))
         .bind(column(batch, |ask| &*ask.path))
         .bind(requests)
+        .bind(patience.map(str::to_owned))
 }
 
 impl Element for GuardedWrite {
@@ -252,41 +268,38 @@ impl Element for GuardedWrite {
     async fn run(mut batch: Vec<Self>, link: &mut Link) {
         batch.sort_by(|a, b| a.lease.id.cmp(&b.lease.id));
         // Two writes to one record cannot be in one statement. The second is looked at after it.
-        let mut seconds = Vec::new();
-        let mut firsts: Vec<Self> = Vec::with_capacity(batch.len());
+        let (mut firsts, mut renewals, mut seconds) = (Vec::new(), Vec::new(), Vec::new());
+        let mut last: Option<RecordId> = None;
         for element in batch {
-            match firsts.last() {
-                Some(last) if last.lease.id == element.lease.id => seconds.push(element),
+            if last.as_ref() == Some(&element.lease.id) {
+                seconds.push(element);
+                continue;
+            }
+            last = Some(element.lease.id.clone());
+            match element.write {
+                Write::Renew(_) => renewals.push(element),
                 _ => firsts.push(element),
             }
         }
-        match send(link, |link| bind_writes(link, &firsts)).await {
-            Sent::Answered(rows) => {
-                let applied: HashSet<AttemptId> =
-                    rows.iter().filter_map(|row| read_attempt(row)).collect();
-                for element in firsts {
-                    if applied.contains(&element.lease.attempt) {
-                        let _ = element.sender.send(Ok(Written::Applied));
-                    } else {
-                        element.look_closer(link).await;
-                    }
-                }
-            }
-            Sent::OneByOne => {
-                for element in firsts {
-                    element.look_closer(link).await;
-                }
-            }
-            Sent::Failed(error) => {
-                for element in firsts {
-                    let _ = element.sender.send(Err(for_each(&error)));
-                }
-            }
+        if !firsts.is_empty() {
+            let sent = send(link, |link| bind_writes(link, &guards(&firsts))).await;
+            Self::answer_all(firsts, sent, link).await;
+        }
+        if !renewals.is_empty() {
+            let sent = send(link, |link| bind_renewals(link, &guards(&renewals))).await;
+            Self::answer_all(renewals, sent, link).await;
         }
         for element in seconds {
             element.look_closer(link).await;
         }
     }
+}
+
+/// A write with what guards it.
+type Guarded<'a> = (&'a Lease, &'a Write);
+
+fn guards(batch: &[GuardedWrite]) -> Vec<Guarded<'_>> {
+    batch.iter().map(|element| (&element.lease, &element.write)).collect()
 }
 
 fn read_attempt(row: &PgRow) -> Option<AttemptId> {
@@ -296,17 +309,54 @@ fn read_attempt(row: &PgRow) -> Option<AttemptId> {
 }
 
 impl GuardedWrite {
+    async fn answer_all(batch: Vec<Self>, sent: Sent, link: &Link) {
+        let applied: HashSet<AttemptId> = match sent {
+            Sent::Answered(rows) => rows.iter().filter_map(read_attempt).collect(),
+            Sent::OneByOne => HashSet::new(),
+            Sent::Failed(error) => {
+                return batch.into_iter().for_each(|element| {
+                    let _ = element.sender.send(Err(for_each(&error)));
+                });
+            }
+        };
+        for element in batch {
+            if applied.contains(&element.lease.attempt) {
+                let _ = element.sender.send(Ok(Written::Applied));
+            } else {
+                element.look_closer(link).await;
+            }
+        }
+    }
+
     async fn look_closer(self, link: &Link) {
         let GuardedWrite { lease, write, sender } = self;
         link.look_closer(Look::Write { lease, write, sender }).await;
     }
 }
 
-fn bind_writes(link: &Link, batch: &[GuardedWrite]) -> Call<'static> {
-    fn column<'a, T>(batch: &'a [GuardedWrite], value: impl Fn(&'a GuardedWrite) -> T) -> Vec<T> {
-        batch.iter().map(value).collect()
-    }
-    let replies = column(batch, |element| match &element.write {
+fn column<'a, T>(batch: &[Guarded<'a>], value: impl Fn(Guarded<'a>) -> T) -> Vec<T> {
+    batch.iter().map(|guarded| value(*guarded)).collect()
+}
+
+fn bind_guards(call: Call<'static>, link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'static> {
+    call.bind(link.now())
+        .bind(column(batch, |(lease, _)| lease.id.scope.as_str()))
+        .bind(column(batch, |(lease, _)| lease.id.key.as_str()))
+        .bind(column(batch, |(lease, _)| uuid(lease.attempt)))
+        .bind(column(batch, |(lease, _)| lease.fence.number()))
+}
+
+fn bind_renewals(link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'static> {
+    bind_guards(call(&link.statements().renew), link, batch).bind(column(batch, |(_, write)| {
+        match write {
+            Write::Renew(by) => micros(*by),
+            _ => 0,
+        }
+    }))
+}
+
+pub(super) fn bind_writes(link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'static> {
+    let replies = column(batch, |(_, write)| match write {
         Write::Complete(reply) => Some(reply_parts(reply)),
         _ => None,
     });
@@ -314,25 +364,15 @@ fn bind_writes(link: &Link, batch: &[GuardedWrite]) -> Call<'static> {
     let headers: Vec<_> = replies.iter().map(|r| r.as_ref().map(|reply| &reply.1[..])).collect();
     let schemas: Vec<_> = replies.iter().map(|r| r.as_ref().and_then(|reply| reply.2)).collect();
     let bodies: Vec<_> = replies.iter().map(|r| r.as_ref().and_then(|reply| reply.3)).collect();
-    call(&link.statements.write)
-        .bind(link.now())
-        .bind(column(batch, |element| element.lease.id.scope.as_str()))
-        .bind(column(batch, |element| element.lease.id.key.as_str()))
-        .bind(column(batch, |element| uuid(element.lease.attempt)))
-        .bind(column(batch, |element| element.lease.fence.number()))
-        .bind(column(batch, |element| match &element.write {
-            Write::Renew(_) => "renew",
+    bind_guards(call(&link.statements().write), link, batch)
+        .bind(column(batch, |(_, write)| match write {
             Write::Complete(_) => "complete",
             Write::Release(_) => "release",
-            Write::MarkUnknown(_) => "unknown",
+            Write::MarkUnknown(_) | Write::Renew(_) => "unknown",
         }))
-        .bind(column(batch, |element| match &element.write {
-            Write::Renew(by) => Some(micros(*by)),
-            _ => None,
-        }))
-        .bind(column(batch, |element| match &element.write {
+        .bind(column(batch, |(_, write)| match write {
             Write::Release(why) | Write::MarkUnknown(why) => Some(&**why),
-            _ => None,
+            Write::Complete(_) | Write::Renew(_) => None,
         }))
         .bind(statuses)
         .bind(headers)

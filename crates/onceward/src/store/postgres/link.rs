@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, postgres::PgArguments};
+use sqlx::{
+    AssertSqlSafe, Connection as _, PgConnection, Postgres,
+    postgres::{PgArguments, PgRow},
+};
 use tokio::time::timeout;
 
 use super::{
@@ -24,11 +27,25 @@ pub(super) type Call<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 /// One connection, used by one task.
 pub(super) struct Link {
-    pub(super) options: Arc<PgOptions>,
-    pub(super) statements: Arc<Statements>,
+    options: Arc<PgOptions>,
+    statements: Arc<Statements>,
     /// Where single elements go that a batch cannot answer.
     side: Option<Lane<Side>>,
     connection: Option<PgConnection>,
+}
+
+/// What makes calls: a link, or a connection in a transaction of the user's.
+pub(super) trait Caller: Send {
+    /// Whether a call that failed may be made again: not within a transaction, which is then over.
+    const MAY_REPEAT: bool;
+
+    fn statements(&self) -> &Statements;
+
+    /// The time that tests want it to be.
+    fn now(&self) -> Option<i64>;
+
+    /// Makes the call.
+    fn fetch(&mut self, call: Call<'_>) -> impl Future<Output = Result<Vec<PgRow>, Lost>> + Send;
 }
 
 /// A call that did not come to an answer.
@@ -58,39 +75,6 @@ impl Link {
         }
     }
 
-    /// The time that tests want it to be.
-    pub(super) fn now(&self) -> Option<i64> {
-        self.options.clock.as_ref().map(|clock| clock.now().as_micros())
-    }
-
-    /// Makes the call. A connection that did not answer is not used again: it may be inside
-    /// anything.
-    ///
-    /// # Cancel safety
-    /// The connection is given up.
-    pub(super) async fn fetch(
-        &mut self,
-        call: Call<'_>,
-    ) -> Result<Vec<sqlx::postgres::PgRow>, Lost> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => self.connect().await.map_err(Lost::NotSent)?,
-        };
-        match timeout(CALL_TIME_MAX, call.fetch_all(&mut connection)).await {
-            Ok(Ok(rows)) => {
-                self.connection = Some(connection);
-                Ok(rows)
-            }
-            Ok(Err(error)) => {
-                if super::error::remedy(&error) != super::error::Remedy::Reconnect {
-                    self.connection = Some(connection);
-                }
-                Err(Lost::Failed(error))
-            }
-            Err(_) => Err(Lost::NoAnswer),
-        }
-    }
-
     async fn connect(&self) -> Result<PgConnection, StoreError> {
         let failed = |error: String| {
             let context = "the server cannot be reached";
@@ -109,6 +93,42 @@ impl Link {
         if let Some(connection) = self.connection.take() {
             // It is gone either way.
             let _ = timeout(CONNECT_TIME_MAX, connection.close()).await;
+        }
+    }
+}
+
+impl Caller for Link {
+    const MAY_REPEAT: bool = true;
+
+    fn statements(&self) -> &Statements {
+        &self.statements
+    }
+
+    fn now(&self) -> Option<i64> {
+        self.options.clock.as_ref().map(|clock| clock.now().as_micros())
+    }
+
+    /// A connection that did not answer is not used again: it may be inside anything.
+    ///
+    /// # Cancel safety
+    /// The connection is given up.
+    async fn fetch(&mut self, call: Call<'_>) -> Result<Vec<PgRow>, Lost> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect().await.map_err(Lost::NotSent)?,
+        };
+        match timeout(CALL_TIME_MAX, call.fetch_all(&mut connection)).await {
+            Ok(Ok(rows)) => {
+                self.connection = Some(connection);
+                Ok(rows)
+            }
+            Ok(Err(error)) => {
+                if super::error::remedy(&error) != super::error::Remedy::Reconnect {
+                    self.connection = Some(connection);
+                }
+                Err(Lost::Failed(error))
+            }
+            Err(_) => Err(Lost::NoAnswer),
         }
     }
 }

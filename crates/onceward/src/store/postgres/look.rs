@@ -7,7 +7,7 @@ use super::{
     batch::damaged,
     error::{Remedy, STORE, remedy},
     lane::{Element, Sender},
-    link::{Link, Lost, call},
+    link::{Caller, Link, Lost, call},
     row::{FoundRow, audit_json, record_json, reply_parts},
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, State},
     store::{
-        Ask, Mode, Reservation, StoreError, StoreErrorKind, Write, Written, request::encode_request,
+        Ask, Reservation, StoreError, StoreErrorKind, Write, Written, request::encode_request,
     },
 };
 
@@ -55,13 +55,12 @@ impl Element for Side {
         for element in batch {
             match element {
                 Side::Look(Look::Reserve { ask, seen, sender }) => {
-                    let _ = sender.send(reserve(link, &ask, seen).await);
+                    let reserved = reserve(link, &ask, seen).await;
+                    let _ = sender.send(reserved.map_err(StepFailed::into_error));
                 }
                 Side::Look(Look::Write { lease, write, sender }) => {
-                    let written = step(link, &lease.id, None, None, |found, now| {
-                        machine::write(found, &lease, write.clone(), now)
-                    });
-                    let _ = sender.send(written.await.map_err(StepFailed::into_error));
+                    let written = self::write(link, &lease, &write).await;
+                    let _ = sender.send(written.map_err(StepFailed::into_error));
                 }
                 Side::Job(job) => job(link).await,
             }
@@ -69,24 +68,30 @@ impl Element for Side {
     }
 }
 
-async fn reserve(
-    link: &mut Link,
+pub(super) async fn write(
+    link: &mut impl Caller,
+    lease: &Lease,
+    write: &Write,
+) -> Result<Written, StepFailed> {
+    let decide = |found: Option<&Record>, now| machine::write(found, lease, write.clone(), now);
+    step(link, &lease.id, None, None, decide).await
+}
+
+pub(super) async fn reserve(
+    link: &mut impl Caller,
     ask: &Ask,
     seen: Option<(Box<Record>, Timestamp)>,
-) -> Result<Reservation, StoreError> {
+) -> Result<Reservation, StepFailed> {
     let request = ask.request.as_deref().map(encode_request);
     let request = request.as_deref();
-    let reserved =
-        step(link, &ask.id, seen, request, |found, now| machine::reserve(found, ask, now)).await;
-    match reserved {
+    let decide = |found: Option<&Record>, now| machine::reserve(found, ask, now);
+    match step(link, &ask.id, seen, request, decide).await {
         // A locked row is alive: somebody is at work on it. Not so our own call that is still on
         // its way: what became of that is known when it has ended.
-        Err(StepFailed::Locked { seen: Some(record), .. })
-            if record.attempt != ask.attempt && ask.mode != Mode::LookupOnly =>
-        {
+        Err(StepFailed::Locked { seen: Some(record), .. }) if record.attempt != ask.attempt => {
             Ok(Reservation::Occupied { record, lease_ran_out: false })
         }
-        other => other.map_err(StepFailed::into_error),
+        other => other,
     }
 }
 
@@ -109,8 +114,8 @@ impl StepFailed {
 }
 
 /// One atomic step on one record. `request` is kept beside the record that is put.
-pub(super) async fn step<A>(
-    link: &mut Link,
+pub(super) async fn step<C: Caller, A>(
+    link: &mut C,
     id: &RecordId,
     mut seen: Option<(Box<Record>, Timestamp)>,
     request: Option<&[u8]>,
@@ -130,11 +135,11 @@ pub(super) async fn step<A>(
                 let error = lost.store_error();
                 match &lost {
                     Lost::Failed(cause) => match remedy(cause) {
-                        Remedy::Reconnect | Remedy::Again => {}
+                        Remedy::Reconnect | Remedy::Again if C::MAY_REPEAT => {}
                         Remedy::Locked => {
                             return Err(StepFailed::Locked { seen: record, error });
                         }
-                        Remedy::Refused => return Err(StepFailed::Other(error)),
+                        _ => return Err(StepFailed::Other(error)),
                     },
                     Lost::NotSent(_) | Lost::NoAnswer => {
                         may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
@@ -163,7 +168,7 @@ enum Trouble {
 
 /// `None` when the record was not any more what was looked at.
 async fn try_once<A>(
-    link: &mut Link,
+    link: &mut impl Caller,
     id: &RecordId,
     seen: Option<(Box<Record>, Timestamp)>,
     request: Option<&[u8]>,
@@ -194,7 +199,7 @@ async fn try_once<A>(
 
 /// The record as it is, with the server's time.
 pub(super) async fn load_one(
-    link: &mut Link,
+    link: &mut impl Caller,
     id: &RecordId,
 ) -> Result<(Option<Box<Record>>, Timestamp), StoreError> {
     let mut tries = 0;
@@ -211,8 +216,11 @@ pub(super) async fn load_one(
     }
 }
 
-async fn load(link: &mut Link, id: &RecordId) -> Result<(Option<Box<Record>>, Timestamp), Trouble> {
-    let query = call(&link.statements.load)
+async fn load(
+    link: &mut impl Caller,
+    id: &RecordId,
+) -> Result<(Option<Box<Record>>, Timestamp), Trouble> {
+    let query = call(&link.statements().load)
         .bind(link.now())
         .bind(vec![id.scope.as_str()])
         .bind(vec![id.key.as_str()]);
@@ -226,7 +234,7 @@ async fn load(link: &mut Link, id: &RecordId) -> Result<(Option<Box<Record>>, Ti
 }
 
 async fn change(
-    link: &mut Link,
+    link: &mut impl Caller,
     id: &RecordId,
     expected: Option<&Record>,
     record: Option<&Record>,
@@ -237,7 +245,7 @@ async fn change(
     let completed = record.filter(|record| record.state == State::Completed);
     let reply = completed.and_then(|record| record.reply.as_ref()).map(reply_parts);
     let evidence = audit.and_then(|audit| audit.reply.as_ref()).map(reply_parts);
-    let query = call(&link.statements.change)
+    let query = call(&link.statements().change)
         .bind(id.scope.as_str())
         .bind(id.key.as_str())
         .bind(expected.map(|record| record_json(record).to_string()))
@@ -252,9 +260,9 @@ async fn change(
     Ok(rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false))
 }
 
-async fn remember(link: &mut Link, audit: &AuditRecord) -> Result<(), Lost> {
+async fn remember(link: &mut impl Caller, audit: &AuditRecord) -> Result<(), Lost> {
     let reply = audit.reply.as_ref().map(reply_parts);
-    let query = call(&link.statements.remember)
+    let query = call(&link.statements().remember)
         .bind(audit_json(audit).to_string())
         .bind(reply.as_ref().map(|reply| &reply.1[..]))
         .bind(reply.as_ref().and_then(|reply| reply.3));

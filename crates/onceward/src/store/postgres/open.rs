@@ -12,6 +12,8 @@ use super::PgOptions;
 const MIGRATIONS: [&str; 1] = [concat!(
     include_str!("../../../migrations/postgres/0001_records.sql"),
     include_str!("../../../migrations/postgres/0002_functions.sql"),
+    include_str!("../../../migrations/postgres/0003_contract.sql"),
+    include_str!("../../../migrations/postgres/0004_outbox.sql"),
 )];
 
 /// The oldest server that is known to do: 13.
@@ -63,6 +65,8 @@ pub enum PgConnectError {
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) reserve: Arc<str>,
+    pub(super) reserve_within: Arc<str>,
+    pub(super) renew: Arc<str>,
     pub(super) write: Arc<str>,
     pub(super) load: Arc<str>,
     pub(super) change: Arc<str>,
@@ -70,6 +74,8 @@ pub(super) struct Statements {
     pub(super) step: Arc<str>,
     pub(super) steps: Arc<str>,
     pub(super) resumable: Arc<str>,
+    pub(super) stage: Arc<str>,
+    pub(super) settled: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) sweep: Arc<str>,
     pub(super) reap: Arc<str>,
@@ -81,13 +87,17 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
+        let reserve = "onceward.reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
+                       $14, $15, $16, $17)";
         Statements {
-            reserve: named(
-                "SELECT * FROM onceward.reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, \
-                 $13, $14, $15, $16)",
-            ),
+            reserve: named(&format!("SELECT * FROM {reserve}")),
+            reserve_within: named(&format!(
+                "SELECT *, (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
+                 FROM {reserve}"
+            )),
+            renew: named("SELECT * FROM onceward.renew($1, $2, $3, $4, $5, $6)"),
             write: named(
-                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(
@@ -117,6 +127,10 @@ impl Statements {
                  AND coalesce(r.open_effect_idempotent, true) \
                  ORDER BY r.lease_until LIMIT $2",
             ),
+            stage: named(
+                "SELECT onceward.stage_message($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            ),
+            settled: named("SELECT * FROM onceward.settled($1, $2, $3)"),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \
                  reply_headers, reply_schema, reply_body FROM onceward.audit_records \
@@ -149,8 +163,9 @@ pub(super) async fn connect(options: &PgOptions) -> Result<PgConnection, sqlx::E
     connect.connect().await
 }
 
-/// Connects once, and sees to it that the schema is there and of this version.
-pub(super) async fn prepare(options: &PgOptions) -> Result<(), PgConnectError> {
+/// Connects once, and sees to it that the schema is there and of this version. Returns the name that
+/// the store has, which no other one has.
+pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectError> {
     let schema = &options.schema;
     let name_is_good = schema.len() <= 63
         && schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
@@ -162,11 +177,23 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<(), PgConnectError> {
     let mut connection = connect(options).await?;
     let checked = match old_server(&mut connection).await? {
         Some(version) => Err(PgConnectError::Old(version)),
-        None => migrate(&mut connection, options).await,
+        None => match migrate(&mut connection, options).await {
+            Ok(()) => Ok(name_of(&mut connection, options).await?),
+            Err(error) => Err(error),
+        },
     };
     // The connection is not used again, and with it ends whatever was begun on it.
     let _ = connection.close().await;
     checked
+}
+
+async fn name_of(
+    connection: &mut PgConnection,
+    options: &PgOptions,
+) -> Result<Arc<str>, sqlx::Error> {
+    let sql = in_schema("SELECT value FROM onceward.meta WHERE name = 'name'", &options.schema);
+    let name: String = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    Ok(name.into())
 }
 
 async fn old_server(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
@@ -219,7 +246,8 @@ async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(
             "CREATE SCHEMA IF NOT EXISTS \"{schema}\"; \
              CREATE TABLE \"{schema}\".migrations (\
                  version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()); \
-             CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL);"
+             CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL); \
+             INSERT INTO \"{schema}\".meta VALUES ('name', gen_random_uuid()::text);"
         );
         sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
     }

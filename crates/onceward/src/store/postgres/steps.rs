@@ -5,7 +5,7 @@ use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
     batch::damaged,
-    link::{Call, Link, call},
+    link::{Call, Caller, Link, call},
     look,
     row::{FoundRow, uuid},
     workers::{fetch, unreadable},
@@ -24,7 +24,8 @@ pub(super) async fn advance(
     lease: Lease,
     advance: Advance,
 ) -> Result<Advanced, StoreError> {
-    let rows = fetch(link, |link| bind_step(call(&link.statements.step), &lease, &advance)).await?;
+    let rows =
+        fetch(link, |link| bind_step(call(&link.statements().step), &lease, &advance)).await?;
     match read_verdict(&rows)? {
         Verdict::Is(advanced) => Ok(advanced),
         Verdict::Superseded => {
@@ -80,7 +81,7 @@ pub(super) async fn saved(
 ) -> Result<Vec<SavedStep>, StoreError> {
     let generation = i32::try_from(generation).unwrap_or(i32::MAX);
     let bind = |link: &Link| {
-        call(&link.statements.steps)
+        call(&link.statements().steps)
             .bind(id.scope.as_str().to_owned())
             .bind(id.key.as_str().to_owned())
             .bind(generation)
@@ -98,7 +99,7 @@ pub(super) async fn saved(
 /// Phased operations that wait to be gone on with.
 pub(super) async fn resumable(link: &mut Link, limit: u32) -> Result<Vec<Resumable>, StoreError> {
     let bind =
-        |link: &Link| call(&link.statements.resumable).bind(link.now()).bind(i64::from(limit));
+        |link: &Link| call(&link.statements().resumable).bind(link.now()).bind(i64::from(limit));
     let read = |row: &PgRow| -> Result<Resumable, StoreError> {
         let scope: &str = row.try_get("scope").map_err(|_| unreadable())?;
         let key: &str = row.try_get("key").map_err(|_| unreadable())?;

@@ -5,7 +5,7 @@ use sqlx::{Row as _, postgres::PgRow, types::Uuid};
 use super::{
     batch::damaged,
     error::{Remedy, remedy},
-    link::{Call, Link, Lost, call},
+    link::{Call, Caller, Link, Lost, call},
     row::read_audit,
 };
 use crate::{
@@ -35,16 +35,34 @@ pub(super) async fn fetch(
     }
 }
 
+/// Those that nobody is at work on any more, or whose lease is over.
+pub(super) async fn settled(
+    link: &mut Link,
+    ids: Vec<RecordId>,
+) -> Result<Vec<RecordId>, StoreError> {
+    let bind = |link: &Link| {
+        call(&link.statements().settled)
+            .bind(link.now())
+            .bind(ids.iter().map(|id| id.scope.as_str()).collect::<Vec<_>>())
+            .bind(ids.iter().map(|id| id.key.as_str()).collect::<Vec<_>>())
+    };
+    let rows = fetch(link, bind).await?;
+    let place = |row: &PgRow| usize::try_from(row.try_get::<i64, _>(0).ok()?).ok();
+    let settled = rows.iter().filter_map(place).filter_map(|place| ids.get(place.checked_sub(1)?));
+    Ok(settled.cloned().collect())
+}
+
 pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditRecord>, StoreError> {
     let bind =
-        |link: &Link| call(&link.statements.audit).bind(id.scope.as_str()).bind(id.key.as_str());
+        |link: &Link| call(&link.statements().audit).bind(id.scope.as_str()).bind(id.key.as_str());
     let rows = fetch(link, bind).await?;
     rows.iter().map(|row| read_audit(row, &id).map_err(damaged)).collect()
 }
 
 pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, StoreError> {
     let most = i32::try_from(limit).unwrap_or(i32::MAX);
-    let rows = fetch(link, |link| call(&link.statements.sweep).bind(link.now()).bind(most)).await?;
+    let rows =
+        fetch(link, |link| call(&link.statements().sweep).bind(link.now()).bind(most)).await?;
     rows.iter().map(|row| read_swept(row).ok_or_else(unreadable)).collect()
 }
 
@@ -65,7 +83,8 @@ pub(super) fn unreadable() -> StoreError {
 
 pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreError> {
     let most = i32::try_from(limit).unwrap_or(i32::MAX);
-    let rows = fetch(link, |link| call(&link.statements.reap).bind(link.now()).bind(most)).await?;
+    let rows =
+        fetch(link, |link| call(&link.statements().reap).bind(link.now()).bind(most)).await?;
     let count = |column: usize| {
         let count: i32 = rows.first().and_then(|row| row.try_get(column).ok()).unwrap_or(0);
         u32::try_from(count).unwrap_or(0)
@@ -75,20 +94,20 @@ pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreErr
 
 /// A write to no row: to answer reads only is not to be well.
 pub(super) async fn ping(link: &mut Link) -> Result<(), StoreError> {
-    fetch(link, |link| call(&link.statements.ping)).await.map(drop)
+    fetch(link, |link| call(&link.statements().ping)).await.map(drop)
 }
 
 pub(super) async fn check_identity(
     link: &mut Link,
     identity: Identity,
 ) -> Result<IdentityCheck, StoreError> {
-    let bind = |link: &Link| call(&link.statements.check_identity).bind(identity.as_str());
+    let bind = |link: &Link| call(&link.statements().check_identity).bind(identity.as_str());
     let rows = fetch(link, bind).await?;
     let same: bool = rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(unreadable)?;
     Ok(if same { IdentityCheck::Same } else { IdentityCheck::Different })
 }
 
 pub(super) async fn accept_identity(link: &mut Link, identity: Identity) -> Result<(), StoreError> {
-    let bind = |link: &Link| call(&link.statements.accept_identity).bind(identity.as_str());
+    let bind = |link: &Link| call(&link.statements().accept_identity).bind(identity.as_str());
     fetch(link, bind).await.map(drop)
 }

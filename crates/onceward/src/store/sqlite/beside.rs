@@ -18,14 +18,44 @@ use super::{
     writer::{Outcome, Writer, before},
 };
 use crate::{
-    record::{Record, RecordId, SavedStep, StoredRequest},
-    store::Resumable,
+    clock::Timestamp,
+    machine::{self, Step},
+    record::{Lease, Record, RecordId, SavedStep, StoredRequest},
+    store::{Advance, Advanced, Ask, Reservation, Resumable},
 };
 
 /// One thing to keep.
 pub(super) enum Beside {
     Request(Arc<StoredRequest>),
     Step(SavedStep),
+}
+
+/// A reserve, and the request that is kept with it.
+pub(super) fn reserve(
+    found: Option<&Record>,
+    ask: &Ask,
+    now: Timestamp,
+) -> (Step<Reservation>, Option<Beside>) {
+    let step = machine::reserve(found, ask, now);
+    let kept = ask.request.clone().filter(|_| machine::keeps_request(&step.answer));
+    (step, kept.map(Beside::Request))
+}
+
+/// A step of a phased operation, and the result that is saved with it.
+pub(super) fn advance(
+    found: Option<&Record>,
+    lease: &Lease,
+    advance: &Advance,
+    saved: bool,
+) -> (Step<Advanced>, Option<Beside>) {
+    let step = machine::advance(found, lease, advance, saved);
+    let kept = match (&step.answer, advance) {
+        (Advanced::Applied, Advance::Save { name, result }) => {
+            Some(Beside::Step(SavedStep { name: name.clone(), result: result.clone() }))
+        }
+        _ => None,
+    };
+    (step, kept)
 }
 
 /// What a batch knows of saved steps, and what it has to write.
@@ -39,6 +69,26 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
+    /// Which of these steps are saved already, in the transaction that the connection is in.
+    pub(super) async fn load(
+        connection: &mut SqliteConnection,
+        asked: &[(RecordId, Box<str>)],
+    ) -> sqlx::Result<Self> {
+        let names: Vec<[&str; 3]> =
+            asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
+        let names = serde_json::to_string(&names).unwrap_or_default();
+        let mut gathered = Gathered::default();
+        for row in sqlx::query(SAVED).bind(names).fetch_all(connection).await? {
+            let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
+            let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
+            let asked = position.and_then(|at| asked.get(at));
+            if let (Some((id, name)), Some(generation)) = (asked, generation) {
+                gathered.saved.insert((id.clone(), generation, name.clone()));
+            }
+        }
+        Ok(gathered)
+    }
+
     pub(super) fn is_saved(&self, record: Option<&Record>, name: Option<&str>) -> bool {
         let (Some(record), Some(name)) = (record, name) else { return false };
         self.saved.contains(&(record.id.clone(), record.generation, name.into()))
@@ -100,30 +150,17 @@ impl Writer {
         &mut self,
         asked: Vec<(RecordId, Box<str>)>,
     ) -> Outcome<Gathered> {
-        let mut gathered = Gathered::default();
         if asked.is_empty() {
-            return Ok(gathered);
+            return Ok(Gathered::default());
         }
-        let names: Vec<[&str; 3]> =
-            asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
-        let names = serde_json::to_string(&names).unwrap_or_default();
         let fetched = match self.connection().await {
-            Ok(connection) => sqlx::query(SAVED).bind(names).fetch_all(connection).await,
+            Ok(connection) => Gathered::load(connection, &asked).await,
             Err(failure) => Err(failure.error),
         };
-        let rows = match fetched {
-            Ok(rows) => rows,
-            Err(error) => return Err(self.roll_back(before(error)).await),
-        };
-        for row in rows {
-            let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
-            let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
-            let asked = position.and_then(|at| asked.get(at));
-            if let (Some((id, name)), Some(generation)) = (asked, generation) {
-                gathered.saved.insert((id.clone(), generation, name.clone()));
-            }
+        match fetched {
+            Ok(gathered) => Ok(gathered),
+            Err(error) => Err(self.roll_back(before(error)).await),
         }
-        Ok(gathered)
     }
 
     pub(super) async fn saved_steps(

@@ -2,9 +2,10 @@
 //! requests do not wait behind a worker.
 
 use super::{
+    changes::Changes,
     row::read_record,
     sql::{DUE_LEASES, DUE_RETENTION},
-    writer::{Changes, Outcome, Writer},
+    writer::{Outcome, Writer},
 };
 use crate::{
     clock::Timestamp,

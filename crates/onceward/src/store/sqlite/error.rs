@@ -48,6 +48,11 @@ pub(super) fn is_full(error: &sqlx::Error) -> bool {
     code.map(|code| code & 0xff) == Some(code::FULL) || code == Some(code::IOERR_SHMSIZE)
 }
 
+/// Whether somebody else has the file for longer than one waits.
+pub(super) fn is_busy(error: &sqlx::Error) -> bool {
+    extended_code(error).map(|code| code & 0xff) == Some(code::BUSY)
+}
+
 /// Whether the error may be about one element of a batch only, so that the others can do without it.
 pub(super) fn may_be_about_one_element(error: &sqlx::Error) -> bool {
     let primary = extended_code(error).map(|code| code & 0xff);

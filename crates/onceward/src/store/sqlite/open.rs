@@ -19,7 +19,10 @@ use super::{SqliteOptions, error};
 const APPLICATION_ID: u32 = 0x4f6e_6365;
 
 /// Migrations in order. The file's `user_version` says how many of them it has.
-const MIGRATIONS: [&str; 1] = [include_str!("../../../migrations/sqlite/0001_records.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/0001_records.sql"),
+    include_str!("../../../migrations/sqlite/0002_outbox.sql"),
+];
 
 /// How long to wait for another process that writes, while the file is opened.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);

@@ -190,7 +190,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     if record.purge_at() != purge_at {
         return Err(BadRow("purge_at"));
     }
-    record.last_error = columns.get::<Option<&str>>("last_error")?.map(Into::into);
+    record.last_error = columns.optional_text("last_error")?;
     record.reconcile_after = columns.optional_time("reconcile_after")?;
     record.void = columns.flag("void")?;
     record.progress = columns.progress()?;
@@ -250,7 +250,7 @@ impl<'r> Columns<'r> {
         self.present(name)
     }
 
-    fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
+    pub(super) fn integer(&mut self, name: &'static str) -> Result<i64, BadRow> {
         self.present(name)
     }
 
@@ -258,15 +258,34 @@ impl<'r> Columns<'r> {
         self.integer(name)?.try_into().map_err(|_| BadRow(name))
     }
 
+    pub(super) fn optional_text(&mut self, name: &'static str) -> Result<Option<Box<str>>, BadRow> {
+        Ok(self.get::<Option<&str>>(name)?.map(Into::into))
+    }
+
+    pub(super) fn blob(&mut self, name: &'static str) -> Result<&'r [u8], BadRow> {
+        self.present(name)
+    }
+
+    pub(super) fn optional_bytes<const N: usize>(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<[u8; N]>, BadRow> {
+        let bytes: Option<&[u8]> = self.get(name)?;
+        bytes.map(|bytes| bytes.try_into().map_err(|_| BadRow(name))).transpose()
+    }
+
     fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
         self.present::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
     }
 
-    fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
+    pub(super) fn time(&mut self, name: &'static str) -> Result<Timestamp, BadRow> {
         self.integer(name).map(Timestamp::from_micros)
     }
 
-    fn optional_time(&mut self, name: &'static str) -> Result<Option<Timestamp>, BadRow> {
+    pub(super) fn optional_time(
+        &mut self,
+        name: &'static str,
+    ) -> Result<Option<Timestamp>, BadRow> {
         Ok(self.get::<Option<i64>>(name)?.map(Timestamp::from_micros))
     }
 

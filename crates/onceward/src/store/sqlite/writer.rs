@@ -5,34 +5,33 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use sqlx::{
-    Connection as _, Row as _, Sqlite, SqliteConnection,
-    query::Query,
-    sqlite::{SqliteArguments, SqliteRow},
-};
+use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteRow};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     PendingStep, SqliteOptions, Stats,
     alone::Recent,
-    beside::Gathered,
+    changes::{Changes, Select, damaged_record, ids_of, load, loaded},
     error::{self, Moment, STORE, store_error},
     open,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, read_audit, read_record},
-    sql::{AUDIT, LOAD, PUTS, REMEMBER},
+    row::read_audit,
+    sql::AUDIT,
+    statement::PendingStatement,
 };
 use crate::{
     machine::Change,
     record::{AuditRecord, Record, RecordId, SavedStep},
-    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, StoreErrorKind, Swept},
+    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, Swept},
 };
 
-type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
 type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 
 /// What can stand in line.
 pub(super) enum Work {
     Step(Box<dyn PendingStep>),
+    Statement(Box<dyn PendingStatement>),
+    /// A step that changes nothing.
+    Look(Box<dyn PendingStep>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(u32, Sender<Vec<Resumable>>),
@@ -67,22 +66,13 @@ pub(super) struct Failure {
 
 pub(super) type Outcome<T> = Result<T, Failure>;
 
-/// What a transaction writes.
-#[derive(Default)]
-pub(super) struct Changes<'a> {
-    pub(super) puts: &'a [&'a Record],
-    pub(super) removed: &'a [&'a RecordId],
-    pub(super) audits: &'a [AuditRecord],
-    pub(super) beside: Gathered,
-}
-
 pub(super) fn before(error: sqlx::Error) -> Failure {
     Failure { error, moment: Moment::Before }
 }
 
 impl Failure {
     /// The error for each of several callers, who cannot share one source.
-    fn for_each(&self) -> StoreError {
+    pub(super) fn for_each(&self) -> StoreError {
         let (kind, context) = error::meaning(&self.error, self.moment);
         StoreError::new(kind, STORE, context).with_source(self.error.to_string())
     }
@@ -112,15 +102,22 @@ impl Writer {
         // No timer: whatever stands in line when we come back goes together.
         while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
             let mut steps = Vec::with_capacity(gathered.len());
+            let mut statements = Vec::new();
+            let mut looks = Vec::new();
             let mut others = Vec::new();
             for work in gathered.drain(..) {
                 match work {
                     Work::Step(step) => steps.push(step),
+                    Work::Statement(statement) => statements.push(statement),
+                    Work::Look(step) => looks.push(step),
                     Work::Close => line.close(),
                     other => others.push(other),
                 }
             }
+            // First, so that they do not wait for a transaction of the user's.
+            self.looks(looks).await;
             self.steps(steps).await;
+            self.statements(statements).await;
             for other in others {
                 self.other(other).await;
             }
@@ -131,6 +128,32 @@ impl Writer {
             let _ = connection.close().await;
         }
         drop(alive);
+    }
+
+    /// Reads what was committed, outside any transaction.
+    async fn looks(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
+        if steps.is_empty() {
+            return;
+        }
+        let ids = ids_of(&steps);
+        let read = match self.connection().await {
+            Ok(connection) => load(&ids).fetch_all(connection).await.map_err(before),
+            Err(failure) => Err(failure),
+        };
+        let found = match read {
+            Ok(rows) => loaded(&ids, &rows),
+            Err(failure) => {
+                return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
+            }
+        };
+        let now = self.options.clock.now();
+        let look = |step: &mut Box<dyn PendingStep>| match found.get(step.id()) {
+            Some(Err(())) => Err(damaged_record()),
+            Some(Ok(record)) => Ok(drop(step.run(Some(record), false, now))),
+            None => Ok(drop(step.run(None, false, now))),
+        };
+        let looked = steps.iter_mut().map(look).collect();
+        answer(steps, looked);
     }
 
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
@@ -170,11 +193,7 @@ impl Writer {
         &mut self,
         steps: &mut [Box<dyn PendingStep>],
     ) -> Outcome<Vec<Result<(), StoreError>>> {
-        // A key that many ask for is read once, with its reply.
-        let mut ids: Vec<RecordId> = steps.iter().map(|step| step.id().clone()).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let mut found = self.begin_and_load(ids).await?;
+        let mut found = self.begin_and_load(ids_of(steps)).await?;
         let asked = steps.iter().filter_map(|it| Some((it.id().clone(), it.step_name()?.into())));
         let mut beside = self.load_saved(asked.collect()).await?;
         let now = self.options.clock.now();
@@ -228,20 +247,8 @@ impl Writer {
         &mut self,
         ids: Vec<RecordId>,
     ) -> Outcome<HashMap<RecordId, Result<Record, ()>>> {
-        let names: Vec<[&str; 2]> =
-            ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
-        let names = serde_json::to_string(&names).unwrap_or_default();
-        let rows = self.begin_and_fetch(sqlx::query(LOAD).bind(names)).await?;
-        let mut found = HashMap::with_capacity(rows.len());
-        for row in rows {
-            let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
-            let index = index.and_then(|index| usize::try_from(index).ok());
-            if let Some(id) = index.and_then(|index| ids.get(index)) {
-                let record = read_record(&row).ok().filter(|record| record.id == *id);
-                found.insert(id.clone(), record.ok_or(()));
-            }
-        }
-        Ok(found)
+        let rows = self.begin_and_fetch(load(&ids)).await?;
+        Ok(loaded(&ids, &rows))
     }
 
     pub(super) async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
@@ -257,32 +264,11 @@ impl Writer {
     }
 
     pub(super) async fn write_and_commit(&mut self, changes: Changes<'_>) -> Outcome<()> {
-        let Changes { puts, removed, audits, beside } = changes;
+        let (puts, removed) = (changes.puts, changes.removed);
         let Some(connection) = &mut self.connection else {
             return Err(before(sqlx::Error::WorkerCrashed));
         };
-        let written = async {
-            let mut rest = puts;
-            for (rows, sql) in PUTS {
-                while let Some((chunk, after)) = rest.split_at_checked(rows) {
-                    let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
-                    query.execute(&mut *connection).await?;
-                    rest = after;
-                }
-            }
-            for id in removed {
-                let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
-                let query = query.bind(id.scope.as_str().to_owned());
-                query.bind(id.key.as_str().to_owned()).execute(&mut *connection).await?;
-            }
-            // After the records: the triggers of those that came to rest have done their part.
-            beside.write(&mut *connection).await?;
-            for audit in audits {
-                bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
-            }
-            Ok(())
-        };
-        if let Err(error) = written.await {
+        if let Err(error) = changes.write(&mut *connection).await {
             return Err(self.roll_back(before(error)).await);
         }
         let committed = sqlx::query("COMMIT").execute(&mut *connection).await;
@@ -363,7 +349,7 @@ impl Writer {
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
             }
-            Work::Step(_) | Work::Close => {
+            Work::Step(_) | Work::Statement(_) | Work::Look(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
             }
         }
@@ -432,8 +418,4 @@ fn note(changed: &mut HashMap<RecordId, Changed>, id: &RecordId, change: Changed
 
 fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError>>) {
     steps.into_iter().zip(committed).for_each(|(step, committed)| step.answer(committed));
-}
-
-fn damaged_record() -> StoreError {
-    StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged")
 }

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use super::{Decided, Operation, PLACES};
 use crate::{
     record::Effects,
-    store::{Mode, Write},
+    store::{Advance, Mode, Write},
     testing::samples::{self, LEASE, RETENTION, TOMBSTONE},
 };
 
@@ -97,9 +97,11 @@ fn operation(numbers: &mut Numbers, favourite: Effects, places: usize) -> Operat
             },
             runs_again: numbers.one_in(3),
             effects: if numbers.one_in(4) { numbers.one_of(&Effects::ALL) } else { favourite },
+            request: numbers.one_of(&[None, Some("one"), Some("two")]),
         },
-        35..42 => Operation::Claim { place, attempt },
-        42..68 => Operation::Write { place, attempt, write: write(numbers) },
+        35..40 => Operation::Claim { place, attempt },
+        40..58 => Operation::Write { place, attempt, write: write(numbers) },
+        58..68 => Operation::Advance { place, attempt, advance: advance(numbers) },
         68..77 => {
             Operation::Resolve { place, stale: numbers.one_in(5), resolution: decision(numbers) }
         }
@@ -121,6 +123,15 @@ fn write(numbers: &mut Numbers) -> Write {
         2..6 => Write::Complete(samples::reply(numbers.one_of(&["", "one", "two"]))),
         6 | 7 => Write::Release(numbers.one_of(&["not_sent", "refused"]).into()),
         _ => Write::MarkUnknown(numbers.one_of(&["reset", "timeout"]).into()),
+    }
+}
+
+fn advance(numbers: &mut Numbers) -> Advance {
+    let name = numbers.one_of(&["book", "charge", "mail"]);
+    match numbers.below(6) {
+        0 | 1 => samples::intend(name, numbers.one_in(2)),
+        2 => samples::withdraw(name),
+        _ => samples::save(name, numbers.one_of(&["", "one", "two"])),
     }
 }
 

@@ -45,7 +45,7 @@ impl<T> Future for Dropped<'_, T> {
 
 /// What a call is about: the record as it was, and what the call makes of it when it runs once, and
 /// when it is repeated.
-struct Expected {
+pub(super) struct Expected {
     id: RecordId,
     before: Option<Record>,
     after: Option<Record>,
@@ -53,7 +53,7 @@ struct Expected {
 }
 
 impl Expected {
-    fn of(on: &Harness, id: &RecordId, call: impl Fn(&mut Model)) -> Self {
+    pub(super) fn of(on: &Harness, id: &RecordId, call: impl Fn(&mut Model)) -> Self {
         let mut model = on.model().clone();
         let mut load = |calls: usize| {
             (0..calls).for_each(|_| call(&mut model));
@@ -66,7 +66,7 @@ impl Expected {
 /// Drops the call after 0, 1, 2, ... polls, each time on a fresh store, until it runs to its end.
 /// Whatever is left must be the record before or after it; and repeating the call leads to where
 /// the model is.
-async fn drop_at_every_await<T, Prepared>(
+pub(super) async fn drop_at_every_await<T, Prepared>(
     on: &Harness,
     prepare: impl AsyncFn(&Harness) -> Prepared,
     expect: impl Fn(&Harness, &Prepared) -> Expected,

@@ -7,11 +7,12 @@ use tokio::task::JoinHandle;
 use crate::{
     record::{AttemptId, Effects, Lease, RecordId},
     store::{
-        Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Store, Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Store,
+        Swept, Write, Written,
     },
     testing::{
         Gate, GatedStore, Harness, Model, Paused, Point, StoreCall,
-        samples::{LEASE, another_request, ask, reply, retry},
+        samples::{LEASE, another_request, ask, intend, reply, retry, save},
     },
 };
 
@@ -25,6 +26,7 @@ enum Call {
     Reserve(Ask),
     Claim(Claim),
     Write(Arc<Lease>, Write),
+    Advance(Arc<Lease>, Advance),
     Resolve(Resolve),
     Sweep,
 }
@@ -33,6 +35,7 @@ enum Call {
 enum Answer {
     Reserved(Reservation),
     Written(Written),
+    Advanced(Advanced),
     Resolved(Resolved),
     Swept(Vec<Swept>),
 }
@@ -43,6 +46,7 @@ impl Call {
             Call::Reserve(_) => StoreCall::Reserve,
             Call::Claim(_) => StoreCall::Claim,
             Call::Write(_, write) => StoreCall::of(write),
+            Call::Advance(_, advance) => StoreCall::of_advance(advance),
             Call::Resolve(_) => StoreCall::Resolve,
             Call::Sweep => StoreCall::Sweep,
         }
@@ -54,6 +58,9 @@ impl Call {
             Call::Claim(claim) => Answer::Reserved(store.claim(claim).await.expect("an answer")),
             Call::Write(lease, write) => {
                 Answer::Written(store.write(&lease, write).await.expect("an answer"))
+            }
+            Call::Advance(lease, advance) => {
+                Answer::Advanced(store.advance(&lease, advance).await.expect("an answer"))
             }
             Call::Resolve(resolve) => {
                 Answer::Resolved(store.resolve(resolve).await.expect("an answer"))
@@ -68,6 +75,7 @@ impl Call {
             Call::Reserve(ask) => Answer::Reserved(model.reserve(&ask, now)),
             Call::Claim(claim) => Answer::Reserved(model.claim(&claim, now)),
             Call::Write(lease, write) => Answer::Written(model.write(&lease, write, now)),
+            Call::Advance(lease, advance) => Answer::Advanced(model.advance(&lease, advance)),
             Call::Resolve(resolve) => Answer::Resolved(model.resolve(resolve, now)),
             Call::Sweep => {
                 let due = model.due_to_sweep(now);
@@ -209,6 +217,28 @@ pub async fn a_takeover_and_a_late_complete_in_every_order(on: Harness) {
         on.clock.advance(LEASE);
         let complete = Call::Write(lease, Write::Complete(reply("late")));
         (ask.id.clone(), Call::Reserve(retry(&ask)), complete)
+    })
+    .await;
+}
+
+/// A late owner that makes a step, and whoever takes its place.
+pub async fn a_takeover_and_a_late_step_in_every_order(on: Harness) {
+    for advance in [save("charge", "42"), intend("charge", false), intend("charge", true)] {
+        in_every_order(&on, async |on| {
+            let (ask, lease) = at_work(on, Effects::Phased).await;
+            on.clock.advance(LEASE);
+            (ask.id.clone(), Call::Reserve(retry(&ask)), Call::Advance(lease, advance.clone()))
+        })
+        .await;
+    }
+}
+
+/// A late owner that intends an effect, and the sweeper.
+pub async fn an_intent_and_a_sweep_in_every_order(on: Harness) {
+    in_every_order(&on, async |on| {
+        let (ask, lease) = at_work(on, Effects::Phased).await;
+        on.clock.advance(LEASE);
+        (ask.id, Call::Advance(lease, intend("charge", false)), Call::Sweep)
     })
     .await;
 }

@@ -144,8 +144,11 @@ pub async fn renewing_what_one_has_completed_changes_nothing(on: Harness) {
 pub async fn a_completed_record_cannot_be_released_or_marked_by_its_attempt(on: Harness) {
     let lease = on.grant(&ask("key")).await;
     assert_eq!(on.write(&lease, Write::Complete(reply("done"))).await, Written::Applied);
-    refused(&on, &lease, Write::Release("not_sent".into())).await;
-    refused(&on, &lease, Write::MarkUnknown("reset".into())).await;
+    let before = on.record(&lease.id).await;
+    for write in [Write::Release("not_sent".into()), Write::MarkUnknown("reset".into())] {
+        assert_eq!(on.write(&lease, write).await, Written::AlreadyMine(Some(reply("done"))));
+    }
+    assert_eq!(on.record(&lease.id).await, before);
 }
 
 /// State and fence decide, not lease time.

@@ -1,0 +1,200 @@
+-- The SQL contract: a service in any language takes part in its own transaction, with the operation,
+-- the attempt and the fence that it was handed with its request. Whoever has lost the record gets an
+-- error (SQLSTATE OW001), so that its transaction is rolled back.
+
+-- The address of a record, of the operation that a service was handed: `v1.SCOPE.KEY`, both parts in
+-- base64 for URLs.
+CREATE FUNCTION onceward.address(operation text, OUT scope text, OUT key text)
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    parts text[] := regexp_match(operation, '^v1\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)$');
+    part text;
+    decoded text[] := '{}';
+BEGIN
+    IF parts IS NULL THEN
+        RAISE EXCEPTION 'onceward: "%" is not an operation', operation
+            USING ERRCODE = 'OW002', HINT = 'Hand on the header Onceward-Operation as it came.';
+    END IF;
+    FOREACH part IN ARRAY parts LOOP
+        part := translate(part, '-_', '+/') || repeat('=', (4 - length(part) % 4) % 4);
+        decoded := decoded || convert_from(decode(part, 'base64'), 'UTF8');
+    END LOOP;
+    scope := decoded[1];
+    key := decoded[2];
+END
+$$;
+
+-- The record that this attempt holds, locked until the transaction ends.
+CREATE FUNCTION onceward.held(operation text, attempt uuid, fence bigint)
+RETURNS onceward.records
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    a record := onceward.address(held.operation);
+    r onceward.records;
+BEGIN
+    SELECT * INTO r FROM onceward.records
+    WHERE scope = a.scope AND key = a.key FOR UPDATE;
+    IF r.attempt IS DISTINCT FROM held.attempt OR r.fence <> held.fence THEN
+        RAISE EXCEPTION 'onceward: this attempt has lost its record'
+            USING ERRCODE = 'OW001',
+                  HINT = 'Roll back. Another attempt has the record, or it was decided about.';
+    END IF;
+    RETURN r;
+END
+$$;
+
+-- Headers as the store keeps them. `{"name": "value"}`, or `[["name", "value"], ...]` for repeated
+-- ones. Those that must not be sent again are left out.
+CREATE FUNCTION onceward.headers(headers jsonb) RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    encoded bytea := '\x01';
+    header record;
+    pairs jsonb := coalesce(headers.headers, '[]');
+BEGIN
+    IF jsonb_typeof(pairs) = 'object' THEN
+        SELECT coalesce(jsonb_agg(jsonb_build_array(name, value)), '[]') INTO pairs
+        FROM jsonb_each(pairs) AS pair (name, value);
+    END IF;
+    FOR header IN
+        SELECT lower(pair ->> 0) AS name, trim(pair ->> 1) AS value
+        FROM jsonb_array_elements(pairs) WITH ORDINALITY AS pairs (pair, position)
+        ORDER BY position
+    LOOP
+        IF header.name IS NULL OR header.name !~ '^[!#$%&''*+.^_`|~0-9a-z-]+$'
+           OR header.value IS NULL OR header.value ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
+            RAISE EXCEPTION 'onceward: % cannot be a header', to_jsonb(header)
+                USING ERRCODE = 'OW002';
+        END IF;
+        CONTINUE WHEN header.name LIKE 'access-control-%' OR header.name IN (
+            'date', 'age', 'content-length', 'server-timing', 'traceparent', 'tracestate',
+            'connection', 'keep-alive', 'proxy-connection', 'te', 'trailer', 'transfer-encoding',
+            'upgrade', 'alt-svc', 'set-cookie', 'set-cookie2', 'www-authenticate',
+            'proxy-authenticate', 'authentication-info', 'proxy-authentication-info',
+            'clear-site-data', 'idempotent-replayed', 'idempotency-expires',
+            'idempotency-generation', 'onceward-outcome', 'onceward-schema-version',
+            'onceward-executed');
+        encoded := encoded
+            || int4send(octet_length(header.name)) || convert_to(header.name, 'UTF8')
+            || int4send(octet_length(header.value)) || convert_to(header.value, 'UTF8');
+    END LOOP;
+    RETURN encoded;
+END
+$$;
+
+-- Stores the reply: it is there if and only if the transaction commits. Repeated with the same
+-- attempt it changes nothing.
+CREATE FUNCTION onceward.complete(
+    operation text, attempt uuid, fence bigint, status integer, headers jsonb, body bytea
+) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    r onceward.records := onceward.held(complete.operation, complete.attempt, complete.fence);
+    encoded bytea := onceward.headers(complete.headers);
+    t bigint := onceward.micros(NULL);
+BEGIN
+    IF complete.status NOT BETWEEN 200 AND 599 THEN
+        RAISE EXCEPTION 'onceward: % cannot be the status of a reply', complete.status
+            USING ERRCODE = 'OW002';
+    ELSIF r.state = 'completed' THEN
+        RETURN;
+    ELSIF r.state NOT IN ('in_progress', 'unknown') THEN
+        RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
+    ELSIF r.open_effect IS NOT NULL THEN
+        RAISE EXCEPTION 'onceward: the result of effect "%" is not known', r.open_effect
+            USING ERRCODE = 'OW002', HINT = 'Save its result first.';
+    END IF;
+    UPDATE onceward.records SET
+        state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
+        last_error = NULL, reconcile_after = NULL, reply_status = complete.status
+    WHERE record_id = r.record_id;
+    INSERT INTO onceward.replies (record_id, headers, body)
+    VALUES (r.record_id, encoded, coalesce(complete.body, ''));
+    DELETE FROM onceward.leases WHERE check_at = r.check_at AND record_id = r.record_id;
+    DELETE FROM onceward.steps WHERE record_id = r.record_id;
+    DELETE FROM onceward.requests WHERE record_id = r.record_id;
+    IF r.state = 'unknown' THEN
+        INSERT INTO onceward.audit_records (
+            at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
+            reply_body)
+        VALUES (t, r.scope, r.key, r.generation, 'late_completion', r.attempt, r.fence, '',
+                complete.status, encoded, coalesce(complete.body, ''))
+        ON CONFLICT DO NOTHING;
+    END IF;
+END
+$$;
+
+-- Saves the result of a step and moves the recovery point there. False if the step was saved before,
+-- by an earlier attempt or an earlier call: its work must then not be done again.
+CREATE FUNCTION onceward.advance(
+    operation text, attempt uuid, fence bigint, name text, result jsonb
+) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    r onceward.records := onceward.held(advance.operation, advance.attempt, advance.fence);
+    verdict text := onceward.step(r.scope, r.key, r.attempt, r.fence, 'save', advance.name, NULL,
+                                  convert_to(coalesce(advance.result, 'null')::text, 'UTF8'));
+BEGIN
+    IF verdict = 'superseded' THEN
+        RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
+    ELSIF verdict NOT IN ('applied', 'mine') THEN
+        RAISE EXCEPTION 'onceward: the step cannot be saved: %', verdict USING ERRCODE = 'OW002';
+    END IF;
+    RETURN verdict = 'applied';
+END
+$$;
+
+-- The result of a step that was saved; null if it was not.
+CREATE FUNCTION onceward.saved(operation text, attempt uuid, fence bigint, name text) RETURNS jsonb
+LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    r onceward.records := onceward.held(saved.operation, saved.attempt, saved.fence);
+BEGIN
+    RETURN (SELECT convert_from(s.result, 'UTF8')::jsonb FROM onceward.steps s
+            WHERE s.record_id = r.record_id AND s.generation = r.generation
+              AND s.name = saved.name);
+END
+$$;
+
+-- Says that this attempt did not act: the same request may run again. With steps made, it goes on
+-- there.
+CREATE FUNCTION onceward.fail(operation text, attempt uuid, fence bigint, reason text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    r onceward.records := onceward.held(fail.operation, fail.attempt, fail.fence);
+    t bigint := onceward.micros(NULL);
+    why text := left(coalesce(nullif(fail.reason, ''), 'failed'), 255);
+BEGIN
+    IF r.state = 'failed_retryable' THEN
+        RETURN;
+    ELSIF r.state <> 'in_progress' THEN
+        RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
+    END IF;
+    DELETE FROM onceward.leases WHERE check_at = r.check_at AND record_id = r.record_id;
+    IF r.open_effect IS NOT NULL AND NOT r.open_effect_idempotent THEN
+        UPDATE onceward.records
+        SET state = 'unknown', reconcile_after = t, last_error = 'effect_without_result'
+        WHERE record_id = r.record_id;
+    ELSIF r.recovery_point IS NOT NULL OR r.open_effect IS NOT NULL THEN
+        UPDATE onceward.records SET lease_until = t, check_at = t, last_error = why
+        WHERE record_id = r.record_id;
+        INSERT INTO onceward.leases (check_at, record_id) VALUES (t, r.record_id);
+    ELSE
+        UPDATE onceward.records SET
+            state = 'failed_retryable', finished_at = t, last_error = why,
+            expires_at = onceward.plus(t, r.retention)
+        WHERE record_id = r.record_id;
+        DELETE FROM onceward.requests WHERE record_id = r.record_id;
+    END IF;
+END
+$$;

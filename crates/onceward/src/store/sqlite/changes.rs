@@ -1,0 +1,92 @@
+//! Reading and writing records on a connection that is in a transaction: the writer's, or one of the
+//! user's own.
+
+use std::collections::HashMap;
+
+use sqlx::{
+    Row as _, Sqlite, SqliteConnection,
+    query::Query,
+    sqlite::{SqliteArguments, SqliteRow},
+};
+
+use super::{
+    PendingStep,
+    beside::Gathered,
+    error::STORE,
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_id, bind_record, read_record},
+    sql::{LOAD, PUTS, REMEMBER},
+};
+use crate::{
+    record::{AuditRecord, Record, RecordId},
+    store::{StoreError, StoreErrorKind},
+};
+
+pub(super) type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+/// What a transaction writes.
+#[derive(Default)]
+pub(super) struct Changes<'a> {
+    pub(super) puts: &'a [&'a Record],
+    pub(super) removed: &'a [&'a RecordId],
+    pub(super) audits: &'a [AuditRecord],
+    pub(super) beside: Gathered,
+}
+
+impl Changes<'_> {
+    /// Writes them in the transaction that the connection is in.
+    pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
+        let mut rest = self.puts;
+        for (rows, sql) in PUTS {
+            while let Some((chunk, after)) = rest.split_at_checked(rows) {
+                let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
+                query.execute(&mut *connection).await?;
+                rest = after;
+            }
+        }
+        for id in self.removed {
+            let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
+            bind_id(query, id).execute(&mut *connection).await?;
+        }
+        // After the records: the triggers of those that came to rest have done their part.
+        self.beside.write(&mut *connection).await?;
+        for audit in self.audits {
+            bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A key that many ask for is read once, with its reply.
+pub(super) fn ids_of(steps: &[Box<dyn PendingStep>]) -> Vec<RecordId> {
+    let mut ids: Vec<RecordId> = steps.iter().map(|step| step.id().clone()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// The query for these records.
+pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
+    let names: Vec<[&str; 2]> = ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
+    sqlx::query(LOAD).bind(serde_json::to_string(&names).unwrap_or_default())
+}
+
+/// What [`load`] found. A record that cannot be read is not taken for none.
+pub(super) fn loaded(
+    ids: &[RecordId],
+    rows: &[SqliteRow],
+) -> HashMap<RecordId, Result<Record, ()>> {
+    let mut found = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();
+        let index = index.and_then(|index| usize::try_from(index).ok());
+        if let Some(id) = index.and_then(|index| ids.get(index)) {
+            let record = read_record(row).ok().filter(|record| record.id == *id);
+            found.insert(id.clone(), record.ok_or(()));
+        }
+    }
+    found
+}
+
+pub(super) fn damaged_record() -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged")
+}

@@ -1,0 +1,145 @@
+//! The statements of the outbox.
+
+use super::row::message_columns;
+
+/// The record of a message, under the attempt that stages.
+macro_rules! owned {
+    () => {
+        "records.scope = ?1 AND records.key = ?2 AND records.generation = ?3 \
+         AND records.state = 'in_progress' AND records.attempt = ?4 AND records.fence = ?5"
+    };
+}
+
+/// Only under the record that its attempt holds, and only once.
+pub(super) const STAGE: &str = concat!(
+    "INSERT INTO outbox (scope, key, generation, record_created_at, name, derived_key, sink, \
+     aggregate, content_type, payload, state, held, attempts, ambiguous, next_at, fence, \
+     created_at) \
+     SELECT scope, key, generation, created_at, ?7, ?6, ?8, ?9, ?10, ?11, 'ready', \
+     EXISTS (SELECT 1 FROM outbox WHERE state <> 'done' AND aggregate = ?9), 0, 0, ?12, 0, ?12 \
+     FROM records WHERE ",
+    owned!(),
+    " ON CONFLICT (derived_key) DO NOTHING"
+);
+
+pub(super) const STAGED_BEFORE: &str = concat!(
+    "SELECT outbox.message_id, \
+     outbox.record_created_at = records.created_at AS same_use \
+     FROM records JOIN outbox ON outbox.derived_key = ?6 WHERE ",
+    owned!()
+);
+
+pub(super) const FORGET: &str = "DELETE FROM outbox WHERE message_id = ? AND state = 'done'";
+
+/// Of an aggregate only the earliest message that is not done. Looked at anew at each claim: that a
+/// message is not held finds it, and this lets it go.
+macro_rules! is_head {
+    () => {
+        "(outbox.aggregate IS NULL OR NOT EXISTS (\
+         SELECT 1 FROM outbox AS earlier WHERE earlier.state <> 'done' \
+         AND earlier.aggregate = outbox.aggregate AND earlier.message_id < outbox.message_id))"
+    };
+}
+
+pub(super) const RUN_OUT: &str = concat!(
+    "SELECT message_id FROM outbox WHERE state = 'delivering' AND sink = ? AND lease_until <= ? \
+     AND ",
+    is_head!(),
+    " ORDER BY lease_until, message_id LIMIT ?"
+);
+
+pub(super) const DUE: &str = concat!(
+    "SELECT message_id FROM outbox WHERE state = 'ready' AND held = 0 AND sink = ? \
+     AND next_at <= ? AND ",
+    is_head!(),
+    " ORDER BY next_at, message_id LIMIT ?"
+);
+
+pub(super) const MINE: &str = concat!(
+    "SELECT ",
+    message_columns!(),
+    " FROM outbox WHERE state = 'delivering' AND attempt = ? AND lease_until > ?"
+);
+
+pub(super) const CLAIM: &str = concat!(
+    "UPDATE outbox SET state = 'delivering', attempts = attempts + 1, \
+     ambiguous = ambiguous OR state = 'delivering', attempt = ?1, fence = max(fence + 1, ?2), \
+     lease_until = ?3 WHERE message_id IN (SELECT value FROM json_each(?4)) RETURNING ",
+    message_columns!()
+);
+
+pub(super) const UNREADABLE: &str =
+    "UPDATE outbox SET state = 'dead', last_error = 'it cannot be read' WHERE message_id = ?";
+
+macro_rules! claimed {
+    () => {
+        " WHERE message_id = ? AND attempt = ? AND fence = ? AND state = "
+    };
+}
+
+pub(super) const DONE: &str = concat!(
+    "UPDATE outbox SET state = 'done', done_at = ?, provider_id = ?, last_error = NULL, \
+     ambiguous = 0",
+    claimed!(),
+    "'delivering' RETURNING aggregate"
+);
+
+/// The next of an aggregate is held no more.
+pub(super) const LET_GO: &str = "UPDATE outbox SET held = 0 WHERE message_id = (\
+    SELECT min(message_id) FROM outbox WHERE state <> 'done' AND aggregate = ?)";
+
+pub(super) const RETRY: &str = concat!(
+    "UPDATE outbox SET state = 'ready', next_at = ?, ambiguous = ambiguous OR ?, last_error = ?",
+    claimed!(),
+    "'delivering'"
+);
+
+pub(super) const DEAD: &str =
+    concat!("UPDATE outbox SET state = 'dead', last_error = ?", claimed!(), "'delivering'");
+
+pub(super) const ALREADY_SETTLED: &str = concat!("SELECT 1 FROM outbox", claimed!(), "?");
+
+/// For all states but done: the condition is that of an index.
+pub(super) const LIST_OPEN: &str = concat!(
+    "SELECT ",
+    message_columns!(),
+    " FROM outbox WHERE state = ? AND state <> 'done' AND message_id > ? \
+     ORDER BY message_id LIMIT ?"
+);
+
+pub(super) const LIST: &str = concat!(
+    "SELECT ",
+    message_columns!(),
+    " FROM outbox WHERE state = ? AND message_id > ? ORDER BY message_id LIMIT ?"
+);
+
+/// The claim is forgotten: whoever made it can settle nothing any more.
+pub(super) const REDRIVE: &str = "UPDATE outbox SET state = 'ready', attempts = 0, ambiguous = 0, \
+    next_at = ?2, attempt = NULL, lease_until = NULL \
+    WHERE message_id IN (SELECT value FROM json_each(?1)) AND state = 'dead' RETURNING message_id";
+
+/// The operation that staged a message is over and will not stage it again.
+macro_rules! operation_is_over {
+    () => {
+        "NOT EXISTS (SELECT 1 FROM records WHERE records.scope = outbox.scope \
+         AND records.key = outbox.key AND records.generation = outbox.generation \
+         AND records.created_at = outbox.record_created_at \
+         AND records.state NOT IN ('completed', 'expired'))"
+    };
+}
+
+pub(super) const DISCARD: &str = concat!(
+    "DELETE FROM outbox WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'dead' \
+     AND ",
+    operation_is_over!(),
+    " RETURNING message_id, aggregate"
+);
+
+pub(super) const PURGEABLE: &str = concat!(
+    "SELECT message_id FROM outbox WHERE state = 'done' AND done_at <= ? AND ",
+    operation_is_over!(),
+    " ORDER BY done_at LIMIT ?"
+);
+
+pub(super) const PURGE: &str = "DELETE FROM outbox \
+    WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'done' RETURNING message_id";

@@ -1,0 +1,170 @@
+//! In a transaction of the user's own, on a connection of the user's own to the same file: the same
+//! rules and the same rows as the writer's.
+
+use std::{future::Future, path::Path};
+
+use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, Transaction};
+
+use super::{
+    SqliteDatabase,
+    beside::{self, Beside, Gathered},
+    changes::{Changes, damaged_record, load, loaded},
+    error::{self, Moment},
+    open,
+    outbox::stage_in,
+};
+use crate::{
+    clock::Timestamp,
+    machine::{self, Change, Step},
+    outbox::{Message, Staged},
+    phase::Misuse,
+    record::{Lease, Record, RecordId},
+    reply::Reply,
+    store::{Advance, Advanced, Ask, Database, Reservation, Write, Written},
+    transaction::sealed::{Begin, Connection, NotWritten},
+};
+
+impl From<sqlx::Error> for NotWritten {
+    fn from(error: sqlx::Error) -> Self {
+        match error::is_busy(&error) {
+            true => NotWritten::Locked,
+            false => NotWritten::Store(error::store_error(error, Moment::Before)),
+        }
+    }
+}
+
+impl Begin for Sqlite {
+    /// With the write lock from the start: whoever reads first and then writes may find that the
+    /// file has changed in between, and cannot wait for it.
+    fn begin(
+        pool: &Pool<Sqlite>,
+    ) -> impl Future<Output = Result<Transaction<'static, Sqlite>, sqlx::Error>> + Send {
+        pool.begin_with("BEGIN IMMEDIATE")
+    }
+
+    fn is_locked(error: &sqlx::Error) -> bool {
+        error::is_busy(error)
+    }
+}
+
+impl Connection for SqliteConnection {
+    async fn reserve_in(
+        &mut self,
+        database: &Database,
+        ask: &Ask,
+    ) -> Result<Reservation, NotWritten> {
+        step(self, database, &ask.id, None, |found, _, now| beside::reserve(found, ask, now)).await
+    }
+
+    async fn complete(
+        &mut self,
+        database: &Database,
+        lease: &Lease,
+        reply: Reply,
+    ) -> Result<Written, NotWritten> {
+        let complete = Write::Complete(reply);
+        step(self, database, &lease.id, None, |found, _, now| {
+            (machine::write(found, lease, complete, now), None)
+        })
+        .await
+    }
+
+    async fn advance(
+        &mut self,
+        database: &Database,
+        lease: &Lease,
+        advance: Advance,
+    ) -> Result<Advanced, NotWritten> {
+        let name = Some(advance.name());
+        step(self, database, &lease.id, name, |found, saved, _| {
+            beside::advance(found, lease, &advance, saved)
+        })
+        .await
+    }
+
+    async fn stage(
+        &mut self,
+        database: &Database,
+        lease: &Lease,
+        message: &Message,
+    ) -> Result<Staged, NotWritten> {
+        let database = same(self, database).await?;
+        is_in_transaction(self).await?;
+        Ok(stage_in(self, &lease.into(), message, database.now()).await?)
+    }
+}
+
+/// One step on one record.
+async fn step<A>(
+    connection: &mut SqliteConnection,
+    database: &Database,
+    id: &RecordId,
+    step_name: Option<&str>,
+    decide: impl FnOnce(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>),
+) -> Result<A, NotWritten> {
+    let database = same(connection, database).await?;
+    is_in_transaction(connection).await?;
+    let ids = [id.clone()];
+    let rows = load(&ids).fetch_all(&mut *connection).await?;
+    let found = match loaded(&ids, &rows).remove(id) {
+        None => None,
+        Some(Ok(record)) => Some(record),
+        Some(Err(())) => return Err(NotWritten::Store(damaged_record())),
+    };
+    let mut gathered = match step_name {
+        Some(name) => Gathered::load(connection, &[(id.clone(), name.into())]).await?,
+        None => Gathered::default(),
+    };
+    let saved = gathered.is_saved(found.as_ref(), step_name);
+    let (step, kept) = decide(found.as_ref(), saved, database.now());
+    let audits: Vec<_> = step.audit.into_iter().collect();
+    let mut changes = Changes { audits: &audits, ..Changes::default() };
+    let put;
+    let puts;
+    let removed = [id];
+    match step.change {
+        Change::Keep => {}
+        Change::Put(record) => {
+            gathered.follow(&record);
+            if let Some(kept) = kept {
+                gathered.keep(&record, kept);
+            }
+            put = record;
+            puts = [&*put];
+            changes.puts = &puts;
+        }
+        Change::Remove => changes.removed = &removed,
+    }
+    changes.beside = gathered;
+    changes.write(connection).await?;
+    Ok(step.answer)
+}
+
+/// The database of the records, if the connection is to it.
+async fn same<'a>(
+    connection: &mut SqliteConnection,
+    database: &'a Database,
+) -> Result<&'a SqliteDatabase, NotWritten> {
+    let other = NotWritten::Misuse(Misuse::OtherDatabase);
+    #[allow(irrefutable_let_patterns, reason = "SQLite may be the only database in this build")]
+    let Database::Sqlite(database) = database else { return Err(other) };
+    let path = sqlx::query("SELECT file FROM pragma_database_list WHERE name = 'main'");
+    let path: Option<String> = path.fetch_one(connection).await?.try_get(0)?;
+    let file = path.and_then(|path| open::file_at(Path::new(&path)));
+    match file.is_some() && file == database.file {
+        true => Ok(database),
+        false => Err(other),
+    }
+}
+
+/// Asks SQLite itself: a transaction may have been begun by a plain statement, and may have been
+/// rolled back by an error that the handler did not see.
+async fn is_in_transaction(connection: &mut SqliteConnection) -> Result<(), NotWritten> {
+    let begun = sqlx::query("BEGIN").execute(&mut *connection).await;
+    if begun.is_err() {
+        // There is one already.
+        return Ok(());
+    }
+    sqlx::query("ROLLBACK").execute(connection).await?;
+    Err(NotWritten::Misuse(Misuse::NotInTransaction))
+}

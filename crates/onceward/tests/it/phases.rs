@@ -1,0 +1,657 @@
+//! An operation in phases and effects: cut off at every edge, gone on with, each step done once.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use onceward::{
+    Effect, EffectError, Effects, MemoryStore, Operation, Policy, Reply, SqliteOptions,
+    SqliteStore, StepError, Store,
+    clock::ManualClock,
+    phase::Misuse,
+    policy::ServerErrors,
+    record::State,
+    store::{Proof, Resolution, Resolve},
+    testing::{Disturbance, Edge, Ended, Fault, FaultyStore, Rehearsal, Stage, StoreCall, Trial},
+};
+use sqlx::SqlitePool;
+use tokio::sync::Notify;
+
+use crate::{
+    service::{FOR_EVER, Faults, Service, says},
+    shop::{Ledger, Shop, failed, order, pool_on},
+};
+
+const KEY: &str = "order-0000000000000001";
+
+fn phased() -> Policy {
+    Policy::required().effects(Effects::Phased).expect("allowed")
+}
+
+type Failed = (StatusCode, String);
+
+/// Orders, pays, and ships: a phase, an effect, and a phase.
+async fn order_pay_ship(
+    pool: &SqlitePool,
+    ledger: &Ledger,
+    operation: &Operation,
+    payment: Effect<'_>,
+) -> Result<Reply, Failed> {
+    let ordered = operation.phase(pool, "order", async |tx| {
+        order(tx, "tea").await?;
+        Ok::<u32, sqlx::Error>(7)
+    });
+    let number = ordered.await.map_err(failed)?;
+    let paid = operation.effect(payment, async |key| {
+        Ok::<_, EffectError<&str>>(match payment == Effect::idempotent("pay") {
+            true => ledger.act_once(&key),
+            false => ledger.act(&key),
+        })
+    });
+    let receipt = paid.await.map_err(failed)?;
+    let shipped = operation.phase(pool, "ship", async |tx| order(tx, "parcel").await);
+    shipped.await.map_err(failed)?;
+    Ok(Reply::new(StatusCode::CREATED, format!("order {number}, {receipt}")))
+}
+
+async fn idempotent(shop: Shop, operation: Operation) -> Result<Reply, Failed> {
+    order_pay_ship(&shop.pool, &shop.ledger, &operation, Effect::idempotent("pay")).await
+}
+
+#[tokio::test]
+async fn steps_that_all_succeed_are_done_once_and_a_retry_replays() {
+    let shop = Shop::open().await;
+    let served = shop.serve(phased(), idempotent);
+    let first = served.charge(KEY).await;
+    assert_eq!(first.says(), says(201, "executed"));
+    let retry = served.charge(KEY).await;
+    assert_eq!((retry.says(), retry.text()), (says(201, "replayed"), first.text()));
+    assert_eq!((shop.orders().await, shop.runs()), (vec!["tea".into(), "parcel".into()], 1));
+    assert_eq!(shop.ledger.calls().len(), 1);
+}
+
+/// The same handler, on a stage of its own for each trial.
+struct Rehearsed {
+    store: Arc<dyn Store>,
+    pool: SqlitePool,
+    ledger: Ledger,
+    payment: Effect<'static>,
+    _dir: tempfile::TempDir,
+}
+
+impl Rehearsed {
+    async fn new(clock: ManualClock, payment: Effect<'static>) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("shop.db");
+        let options = SqliteOptions::new(&path).clock(Arc::new(clock));
+        let store = Arc::new(SqliteStore::open(options).await.expect("a store"));
+        let pool = pool_on(&path).await;
+        sqlx::query("CREATE TABLE orders (name TEXT)").execute(&pool).await.expect("made");
+        Rehearsed { store, pool, ledger: Ledger::default(), payment, _dir: dir }
+    }
+}
+
+impl Stage for Rehearsed {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
+    async fn handle(
+        &self,
+        _request: Request<Bytes>,
+        operation: Operation,
+    ) -> http::Response<Bytes> {
+        let ended = order_pay_ship(&self.pool, &self.ledger, &operation, self.payment).await;
+        match ended {
+            Ok(reply) => reply.into(),
+            Err((status, why)) => Reply::new(status, why).into(),
+        }
+    }
+
+    async fn done(&self) -> String {
+        let orders = sqlx::query_scalar("SELECT name FROM orders ORDER BY rowid");
+        let orders: Vec<String> = orders.fetch_all(&self.pool).await.expect("orders");
+        format!("orders {orders:?}, paid {:?}", self.ledger.done())
+    }
+}
+
+async fn rehearse(payment: Effect<'static>) -> Vec<Trial> {
+    let request = Request::post("/orders").body(Bytes::from_static(b"tea")).expect("a request");
+    Rehearsal::new(request).play(async |clock| Rehearsed::new(clock, payment).await).await
+}
+
+#[tokio::test]
+async fn cut_off_or_failing_at_any_edge_every_step_is_done_once() {
+    let trials = rehearse(Effect::idempotent("pay")).await;
+    let edges: Vec<_> = trials.iter().map(|trial| (&*trial.step, trial.edge)).collect();
+    for step in ["order", "ship"] {
+        assert!(edges.contains(&(step, Edge::Written)) && edges.contains(&(step, Edge::Saved)));
+    }
+    for edge in [Edge::Intended, Edge::Called, Edge::Saved] {
+        assert!(edges.contains(&("pay", edge)));
+    }
+    assert_eq!(trials.len(), 14);
+    assert!(trials.iter().all(|trial| trial.ended == Ended::Alike), "{trials:?}");
+}
+
+#[tokio::test]
+async fn an_effect_that_is_not_idempotent_is_never_called_again_without_its_result() {
+    let trials = rehearse(Effect::not_idempotent("pay")).await;
+    for trial in &trials {
+        let inside = trial.step == "pay" && trial.edge != Edge::Saved;
+        let expected = if inside { Ended::Unknown } else { Ended::Alike };
+        assert_eq!(trial.ended, expected, "{trial:?}");
+    }
+    assert_eq!(trials.iter().filter(|trial| trial.disturbance == Disturbance::Cut).count(), 7);
+}
+
+/// A service on the memory store whose handler makes one payment, and ends with what that came to.
+fn paying(
+    store: impl FnOnce(Arc<MemoryStore>) -> Arc<dyn Store>,
+    pay: impl Fn(u32, Operation) -> futures_util::future::BoxFuture<'static, Response>
+    + Send
+    + Sync
+    + 'static,
+) -> Service {
+    Service::on(store, phased(), move |run| pay(run.number, run.operation()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_hides_an_open_effect_is_not_believed() {
+    for (payment, first, again, calls) in [
+        (
+            Effect::not_idempotent("pay"),
+            says(502, "outcome_unknown"),
+            says(409, "outcome_unknown"),
+            1,
+        ),
+        (Effect::idempotent("pay"), says(503, "key_in_progress"), says(200, "executed"), 2),
+    ] {
+        let ledger = Ledger::default();
+        let noted = ledger.clone();
+        let service = paying(
+            |memory| memory,
+            move |number, operation| {
+                let ledger = ledger.clone();
+                Box::pin(async move {
+                    let paid = operation.effect(payment, async |key| {
+                        let receipt = ledger.act(&key);
+                        match number {
+                            1 => Err("timed out")?,
+                            _ => Ok(receipt),
+                        }
+                    });
+                    let _ = paid.await;
+                    "all is well".into_response()
+                })
+            },
+        );
+        let told = service.charge(KEY).await;
+        assert_eq!(told.says(), first, "{payment:?}");
+        assert_eq!(told.json()["retry"], "same_key");
+        assert_eq!(service.charge(KEY).await.says(), again, "{payment:?}");
+        let keys = noted.calls();
+        assert_eq!(keys.len(), calls, "{payment:?}");
+        assert!(keys.iter().all(|key| key == &keys[0]), "one derived key: {keys:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_effect_that_is_known_not_to_have_acted_may_be_called_again() {
+    let ledger = Ledger::default();
+    let noted = ledger.clone();
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                let paid =
+                    operation.effect(Effect::not_idempotent("pay"), async |key| match number {
+                        1 => Err(EffectError::NotExecuted("connection refused")),
+                        _ => Ok(ledger.act(&key)),
+                    });
+                match paid.await {
+                    Ok(receipt) => receipt.into_response(),
+                    Err(StepError::Failed(why)) => (StatusCode::BAD_GATEWAY, why).into_response(),
+                    Err(other) => panic!("{other:?}"),
+                }
+            })
+        },
+    );
+    let first = service.charge(KEY).await;
+    assert_eq!((first.status, first.outcome()), (502, "suspended"));
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!((noted.done().len(), service.runs()), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_may_try_an_idempotent_effect_again_by_itself() {
+    let ledger = Ledger::default();
+    let noted = ledger.clone();
+    let service = paying(
+        |memory| memory,
+        move |_, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                for idempotent in [true, true] {
+                    let pay = if idempotent { Effect::idempotent("pay") } else { continue };
+                    let paid = operation.effect(pay, async |key| {
+                        let receipt = ledger.act_once(&key);
+                        match ledger.calls().len() {
+                            1 => Err("timed out")?,
+                            _ => Ok(receipt),
+                        }
+                    });
+                    if let Ok(receipt) = paid.await {
+                        return receipt.into_response();
+                    }
+                }
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            })
+        },
+    );
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!((noted.calls().len(), noted.done().len(), service.runs()), (2, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resumed_handler_cannot_end_before_an_effect_that_was_left_open() {
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            Box::pin(async move {
+                if number == 1 {
+                    let pay = Effect::idempotent("pay");
+                    let lost = operation
+                        .effect(pay, async |_| Err::<(), _>(EffectError::from("timed out")));
+                    let _ = lost.await;
+                }
+                "all is well".into_response()
+            })
+        },
+    );
+    for _ in 0..3 {
+        assert_eq!(service.charge(KEY).await.says(), says(503, "key_in_progress"));
+    }
+    let record = service.record(KEY).await.expect("a record");
+    assert_eq!(record.state, State::InProgress);
+    assert!(record.progress.open_effect.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_answers_to_the_steps_of_an_effect_are_asked_for_again() {
+    for call in [StoreCall::Intend, StoreCall::Save] {
+        for fault in [Fault::LostAfter, Fault::LostBefore, Fault::Refused, Fault::HangsAfter] {
+            let faults = Faults::default();
+            faults.fail(call, fault, 1);
+            let ledger = Ledger::default();
+            let noted = ledger.clone();
+            let service = paying(
+                |memory| faults.on(memory),
+                move |_, operation| {
+                    let ledger = ledger.clone();
+                    Box::pin(async move {
+                        let pay = Effect::not_idempotent("pay");
+                        let paid = operation
+                            .effect(pay, async |key| Ok::<_, EffectError<&str>>(ledger.act(&key)));
+                        match paid.await {
+                            Ok(receipt) => receipt.into_response(),
+                            Err(error) => failed(error).into_response(),
+                        }
+                    })
+                },
+            );
+            let told = service.charge(KEY).await.says();
+            // A call that never answers takes all the time there is.
+            let expected = match (call, fault) {
+                (StoreCall::Intend, Fault::HangsAfter) => says(500, "not_executed"),
+                (_, Fault::HangsAfter) => says(502, "outcome_unknown"),
+                _ => says(200, "executed"),
+            };
+            assert_eq!(told, expected, "{call:?} {fault:?}");
+            let called = usize::from(!(call == StoreCall::Intend && fault == Fault::HangsAfter));
+            assert_eq!(noted.calls().len(), called, "{call:?} {fault:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn steps_that_cannot_be_read_keep_a_resumed_handler_from_running() {
+    let faults = Faults::default();
+    let service = paying(
+        |memory| faults.on(memory),
+        move |number, operation| {
+            Box::pin(async move {
+                let paid = operation
+                    .effect(Effect::idempotent("pay"), async |key| Ok::<_, EffectError<&str>>(key));
+                let key = paid.await.expect("paid");
+                match number {
+                    1 => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                    _ => key.into_response(),
+                }
+            })
+        },
+    );
+    assert_eq!(service.charge(KEY).await.says(), says(500, "suspended"));
+    faults.fail(StoreCall::Steps, Fault::Refused, FOR_EVER);
+    assert_eq!(service.charge(KEY).await.says(), says(503, "store_unavailable"));
+    assert_eq!(service.runs(), 1);
+    faults.heal();
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!(service.runs(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_a_phased_handler_early_is_gone_on_with_and_never_repeats_a_step() {
+    for (case, told) in [
+        ("panic", says(503, "key_in_progress")),
+        ("500", says(500, "suspended")),
+        ("502", says(502, "suspended")),
+        ("429", says(429, "suspended")),
+    ] {
+        let ledger = Ledger::default();
+        let noted = ledger.clone();
+        let service = paying(
+            |memory| memory,
+            move |number, operation| {
+                let ledger = ledger.clone();
+                Box::pin(async move {
+                    let paid = operation.effect(Effect::not_idempotent("pay"), async |key| {
+                        Ok::<_, EffectError<&str>>(ledger.act(&key))
+                    });
+                    let receipt = paid.await.expect("paid");
+                    match (number, case) {
+                        (1, "panic") => panic!("after the payment"),
+                        (1, status) => {
+                            let status = status.parse().expect("a number");
+                            StatusCode::from_u16(status).expect("a status").into_response()
+                        }
+                        _ => receipt.into_response(),
+                    }
+                })
+            },
+        );
+        assert_eq!(service.charge(KEY).await.says(), told, "{case}");
+        let retry = service.charge(KEY).await;
+        assert_eq!((retry.says(), retry.text()), (says(200, "executed"), "receipt 1"), "{case}");
+        assert_eq!((noted.calls().len(), service.runs()), (1, 2), "{case}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_step_a_phased_handler_has_done_nothing() {
+    for (status, told) in [(500, says(500, "not_executed")), (503, says(503, "not_executed"))] {
+        let service = Service::new(phased(), move |run| async move {
+            let status = if run.number == 1 { status } else { 200 };
+            StatusCode::from_u16(status).expect("a status")
+        });
+        assert_eq!(service.charge(KEY).await.says(), told);
+        let record = service.record(KEY).await.expect("a record");
+        assert_eq!(record.state, State::FailedRetryable);
+        assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    }
+    // Where the policy says that errors are unknown, they are.
+    let service = Service::new(phased().server_errors(ServerErrors::Unknown), |_| async {
+        StatusCode::INTERNAL_SERVER_ERROR
+    });
+    assert_eq!(service.charge(KEY).await.says(), says(502, "outcome_unknown"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_effect_that_is_found_not_to_have_acted_is_called_by_the_next_attempt() {
+    let ledger = Ledger::default();
+    let noted = ledger.clone();
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                let paid =
+                    operation.effect(Effect::not_idempotent("pay"), async |key| match number {
+                        1 => Err("timed out")?,
+                        _ => Ok(ledger.act(&key)),
+                    });
+                match paid.await {
+                    Ok(receipt) => receipt.into_response(),
+                    Err(error) => failed(error).into_response(),
+                }
+            })
+        },
+    );
+    assert_eq!(service.charge(KEY).await.says(), says(502, "outcome_unknown"));
+    let record = service.record(KEY).await.expect("a record");
+    assert_eq!(record.last_error.as_deref(), Some("effect_without_result"));
+    let resolve = Resolve {
+        id: record.id,
+        generation: record.generation,
+        fence: record.fence,
+        resolution: Resolution::Release(Proof::Authoritative),
+        reason: "the provider has no such payment".into(),
+    };
+    let _ = service.memory.resolve(resolve).await.expect("memory answers");
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!(noted.done().len(), 1);
+}
+
+#[tokio::test]
+async fn a_superseded_attempt_saves_no_result_and_its_phase_is_rolled_back() {
+    for step in ["phase", "effect"] {
+        let shop = Shop::open().await;
+        let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let seen = Arc::new(Mutex::new(None));
+        let served = shop.serve(phased(), {
+            let (working, go_on, seen) = (working.clone(), go_on.clone(), seen.clone());
+            move |shop: Shop, operation: Operation| {
+                let (working, go_on, seen) = (working.clone(), go_on.clone(), seen.clone());
+                async move {
+                    if shop.runs() > 1 {
+                        return idempotent(shop, operation).await;
+                    }
+                    working.notify_one();
+                    go_on.notified().await;
+                    let error = match step {
+                        "phase" => {
+                            let late = async |tx: &mut _| order(tx, "coffee").await;
+                            let late = operation.phase(&shop.pool, "order", late).await;
+                            format!("{:?}", late.expect_err("superseded"))
+                        }
+                        _ => {
+                            let late = Effect::idempotent("pay");
+                            let late = operation.effect(late, async |key| {
+                                Ok::<_, EffectError<&str>>(shop.ledger.act(&key))
+                            });
+                            format!("{:?}", late.await.expect_err("superseded"))
+                        }
+                    };
+                    *seen.lock().expect("not poisoned") = Some(error);
+                    Err(failed("superseded"))
+                }
+            }
+        });
+        let first = served.spawn_charge(KEY);
+        working.notified().await;
+        // By its own clock it still may; the store knows better.
+        shop.clock.advance(Duration::from_secs(61));
+        assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+        go_on.notify_one();
+        assert_eq!(first.await.expect("answered").says(), says(201, "replayed"), "{step}");
+        assert_eq!(seen.lock().expect("not poisoned").as_deref(), Some("LeaseLost"), "{step}");
+        assert_eq!(shop.orders().await, ["tea", "parcel"], "{step}");
+        assert_eq!(shop.ledger.calls().len(), 1, "{step}");
+    }
+}
+
+/// What a handler is told that uses its operation wrongly.
+async fn misused(policy: Policy, how: &'static str) -> Misuse {
+    let shop = Shop::open().await;
+    let seen = Arc::new(Mutex::new(None));
+    let told = seen.clone();
+    let served = shop.serve(policy, move |shop: Shop, operation: Operation| {
+        let told = told.clone();
+        async move {
+            let effect = |name| {
+                let operation = operation.clone();
+                async move {
+                    let effect = Effect::not_idempotent(name);
+                    operation.effect(effect, async |_| Ok::<_, EffectError<&str>>(1)).await
+                }
+            };
+            let wrong: Result<i32, StepError<&str>> = match how {
+                "a name twice" => {
+                    effect("a").await.expect("the first time");
+                    effect("a").await
+                }
+                "an effect in a phase" => {
+                    let inner = async |_: &mut sqlx::SqliteConnection| Ok(effect("a").await);
+                    operation
+                        .phase(&shop.pool, "p", async |tx| {
+                            let inner: Result<_, &str> = inner(tx).await;
+                            inner?.map_err(|error| {
+                                let StepError::Misuse(misuse) = error else { panic!("{error:?}") };
+                                *told.lock().expect("not poisoned") = Some(misuse);
+                                "misused"
+                            })
+                        })
+                        .await
+                }
+                "a step while an effect is open" => {
+                    let lost = Effect::not_idempotent("lost");
+                    let lost = operation
+                        .effect(lost, async |_| Err::<i32, _>(EffectError::from("timed out")));
+                    assert!(matches!(lost.await, Err(StepError::Ambiguous("timed out"))));
+                    effect("a").await
+                }
+                "the same effect while it is open" => {
+                    let lost = Effect::not_idempotent("a");
+                    let lost = operation
+                        .effect(lost, async |_| Err::<i32, _>(EffectError::from("timed out")));
+                    assert!(matches!(lost.await, Err(StepError::Ambiguous("timed out"))));
+                    effect("a").await
+                }
+                _ => effect("a").await,
+            };
+            if let Err(StepError::Misuse(misuse)) = wrong {
+                *told.lock().expect("not poisoned") = Some(misuse);
+            }
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    });
+    served.charge(KEY).await;
+    let misuse = seen.lock().expect("not poisoned").take();
+    misuse.unwrap_or_else(|| panic!("{how} was taken"))
+}
+
+#[tokio::test]
+async fn using_steps_wrongly_is_an_error() {
+    let local = Policy::required().effects(Effects::Local).expect("allowed");
+    for policy in [Policy::required(), local] {
+        assert_eq!(misused(policy, "not phased").await, Misuse::NotPhased);
+    }
+    assert_eq!(misused(phased(), "a name twice").await, Misuse::NameUsedTwice);
+    assert_eq!(misused(phased(), "an effect in a phase").await, Misuse::PhaseIsOpen);
+    let open = misused(phased(), "a step while an effect is open").await;
+    assert_eq!(open, Misuse::EffectIsOpen);
+    let same = misused(phased(), "the same effect while it is open").await;
+    assert_eq!(same, Misuse::EffectIsOpen);
+}
+
+#[tokio::test]
+async fn a_phase_whose_work_fails_may_be_tried_again_under_its_name() {
+    let shop = Shop::open().await;
+    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+        let out_of_tea = operation.phase(&shop.pool, "order", async |tx| {
+            order(tx, "tea").await.expect("ordered");
+            Err::<(), _>("out of tea")
+        });
+        let Err(StepError::Failed("out of tea")) = out_of_tea.await else { panic!("it failed") };
+        operation
+            .phase(&shop.pool, "order", async |tx| order(tx, "coffee").await)
+            .await
+            .map_err(failed)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!(shop.orders().await, ["coffee"]);
+}
+
+#[tokio::test]
+async fn a_last_phase_may_complete_the_operation_in_its_transaction() {
+    let shop = Shop::open().await;
+    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+        let paid = operation.effect(Effect::idempotent("pay"), async |key| {
+            Ok::<_, EffectError<&str>>(shop.ledger.act_once(&key))
+        });
+        let receipt = paid.await.map_err(failed)?;
+        let ended = operation.transaction(&shop.pool, async |tx| {
+            order(tx, "tea").await?;
+            match shop.runs() {
+                1 => Err(sqlx::Error::RowNotFound),
+                _ => Ok(Reply::new(StatusCode::CREATED, receipt)),
+            }
+        });
+        ended.await.map_err(failed)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(500, "suspended"));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "replayed"));
+    assert_eq!((shop.orders().await.len(), shop.ledger.calls().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn an_operation_is_not_completed_in_a_transaction_while_an_effect_is_open() {
+    let shop = Shop::open().await;
+    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+        let pay = Effect::not_idempotent("pay");
+        let _ = operation.effect(pay, async |_| Err::<(), _>(EffectError::from("timed out"))).await;
+        let ended = operation.transaction(&shop.pool, async |tx| {
+            order(tx, "tea").await?;
+            Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "paid, surely"))
+        });
+        ended.await.map_err(failed)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(502, "outcome_unknown"));
+    assert_eq!(shop.orders().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_read_any_more_is_an_error_and_calls_nobody() {
+    let shop = Shop::open().await;
+    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+        let pay = Effect::not_idempotent("pay");
+        if shop.runs() == 1 {
+            let paid = operation
+                .effect(pay, async |key| Ok::<_, EffectError<&str>>(shop.ledger.act(&key)));
+            paid.await.expect("paid");
+        } else {
+            let paid = operation.effect(pay, async |key| {
+                shop.ledger.act(&key);
+                Ok::<u64, EffectError<&str>>(1)
+            });
+            let error = paid.await.expect_err("another type by now");
+            assert!(matches!(error, StepError::Result(_)), "{error:?}");
+        }
+        StatusCode::INTERNAL_SERVER_ERROR
+    });
+    for _ in 0..3 {
+        assert_eq!(served.charge(KEY).await.says(), says(500, "suspended"));
+    }
+    assert_eq!((shop.ledger.calls().len(), shop.runs()), (1, 3));
+}
+
+#[tokio::test]
+async fn a_store_whose_own_step_fails_does_not_run_the_phase_twice() {
+    let shop = Shop::open().await;
+    // The first write after the phase is refused: the attempt ends there.
+    let store = FaultyStore::new(shop.store.clone(), |call, _| match call {
+        StoreCall::Intend => Fault::Corrupt,
+        _ => Fault::None,
+    });
+    let broken = shop.serve_on(Arc::new(store), phased(), idempotent);
+    assert_eq!(broken.charge(KEY).await.says(), says(500, "suspended"));
+    let whole = shop.serve(phased(), idempotent);
+    assert_eq!(whole.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!(shop.orders().await, ["tea", "parcel"]);
+}

@@ -1,0 +1,333 @@
+//! Reserve, work and reply in one commit.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{body::Body, response::IntoResponse as _};
+use http::StatusCode;
+use onceward::{Operation, Policy, Reply, TransactionError, record::State};
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use tokio::sync::Notify;
+
+use crate::{
+    service::{keyed, says},
+    shop::{Shop, failed, order},
+};
+
+const KEY: &str = "order-0000000000000001";
+
+fn single() -> Policy {
+    Policy::required().single()
+}
+
+async fn order_tea(shop: Shop, operation: Operation) -> Result<Reply, (StatusCode, String)> {
+    let ordered = operation.transaction(&shop.pool, async |tx| {
+        order(tx, "tea").await?;
+        Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "ordered"))
+    });
+    ordered.await.map_err(failed)
+}
+
+#[tokio::test]
+async fn one_commit_holds_the_record_the_rows_and_the_reply() {
+    let shop = Shop::open().await;
+    let served = shop.serve(single(), |shop: Shop, operation: Operation| async move {
+        // Nothing is reserved before the transaction is.
+        assert_eq!(shop.record(KEY).await, None);
+        order_tea(shop, operation).await
+    });
+    let before = shop.store.commits_and_writes();
+    let first = served.charge(KEY).await;
+    assert_eq!((first.says(), first.text()), (says(201, "executed"), "ordered"));
+    assert_eq!(shop.store.commits_and_writes(), before, "the store itself wrote nothing");
+    let retry = served.charge(KEY).await;
+    assert_eq!((retry.says(), retry.text()), (says(201, "replayed"), "ordered"));
+    assert_eq!((shop.orders().await.len(), shop.runs()), (1, 1));
+}
+
+/// Two requests under one key whose handlers run at once: both looked before either had reserved.
+async fn two_at_once(second_body: &'static str) -> (Shop, [(u16, String); 2]) {
+    let shop = Shop::open().await;
+    let (first_in, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let served = shop.serve(single(), {
+        let (first_in, go_on) = (first_in.clone(), go_on.clone());
+        move |shop: Shop, operation: Operation| {
+            let (first_in, go_on) = (first_in.clone(), go_on.clone());
+            async move {
+                if shop.runs() == 1 {
+                    first_in.notify_one();
+                    go_on.notified().await;
+                }
+                order_tea(shop, operation).await
+            }
+        }
+    });
+    let request = |body: &'static str| keyed(KEY).body(Body::from(body)).expect("a request");
+    let first = tokio::spawn({
+        let (served, request) = (served.clone(), request("tea"));
+        async move { served.send(request).await }
+    });
+    first_in.notified().await;
+    let second = served.send(request(second_body)).await;
+    go_on.notify_one();
+    let first = first.await.expect("answered");
+    (shop, [first.says(), second.says()])
+}
+
+#[tokio::test]
+async fn of_two_at_once_one_runs_and_the_other_gets_its_reply() {
+    let (shop, answers) = two_at_once("tea").await;
+    assert_eq!(answers, [says(201, "replayed"), says(201, "executed")]);
+    assert_eq!((shop.orders().await, shop.runs()), (vec!["tea".to_owned()], 2));
+}
+
+#[tokio::test]
+async fn of_two_different_requests_at_once_one_runs_and_the_other_is_refused() {
+    let (shop, answers) = two_at_once("coffee").await;
+    let mismatch = says(422, "key_reused_with_different_payload");
+    assert_eq!(answers, [mismatch, says(201, "executed")]);
+    assert_eq!((shop.orders().await, shop.runs()), (vec!["tea".to_owned()], 2));
+}
+
+#[tokio::test]
+async fn a_duplicate_waits_for_the_first_ones_transaction_and_gets_its_reply() {
+    let shop = Shop::open().await;
+    let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let served = shop.serve(single(), {
+        let (inside, go_on) = (inside.clone(), go_on.clone());
+        move |shop: Shop, operation: Operation| {
+            let (inside, go_on) = (inside.clone(), go_on.clone());
+            async move {
+                let first = shop.runs() == 1;
+                let ordered = operation.transaction(&shop.pool, async |tx| {
+                    order(tx, "tea").await?;
+                    if first {
+                        inside.notify_one();
+                        go_on.notified().await;
+                    }
+                    Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "ordered"))
+                });
+                ordered.await.map_err(failed)
+            }
+        }
+    });
+    let first = served.spawn_charge(KEY);
+    inside.notified().await;
+    let second = served.spawn_charge(KEY);
+    // The second one is let in, and waits where the first one's lock is.
+    while shop.runs() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    go_on.notify_one();
+    assert_eq!(first.await.expect("answered").says(), says(201, "executed"));
+    assert_eq!(second.await.expect("answered").says(), says(201, "replayed"));
+    assert_eq!(shop.orders().await, ["tea"]);
+}
+
+#[tokio::test]
+async fn a_duplicate_that_waits_too_long_gets_409() {
+    let mut shop = Shop::open().await;
+    // A pool that does not wait long for others.
+    let options = SqliteConnectOptions::new().filename(shop.path());
+    let options = options.busy_timeout(Duration::from_millis(50));
+    shop.pool = SqlitePoolOptions::new().connect_with(options).await.expect("a pool");
+    let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let served = shop.serve(single(), {
+        let (inside, go_on) = (inside.clone(), go_on.clone());
+        move |shop: Shop, operation: Operation| {
+            let (inside, go_on) = (inside.clone(), go_on.clone());
+            async move {
+                let ordered = operation.transaction(&shop.pool, async |tx| {
+                    order(tx, "tea").await?;
+                    inside.notify_one();
+                    go_on.notified().await;
+                    Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "ordered"))
+                });
+                ordered.await.map_err(failed)
+            }
+        }
+    });
+    let first = served.spawn_charge(KEY);
+    inside.notified().await;
+    let second = served.charge(KEY).await;
+    assert_eq!(second.says(), says(409, "key_in_progress"));
+    assert_eq!(second.header("retry-after"), "1");
+    go_on.notify_one();
+    assert_eq!(first.await.expect("answered").says(), says(201, "executed"));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "replayed"));
+}
+
+#[tokio::test]
+async fn what_is_rolled_back_leaves_nothing_behind() {
+    let shop = Shop::open().await;
+    let served = shop.serve(single(), |shop: Shop, operation: Operation| async move {
+        let first = shop.runs() == 1;
+        let ordered = operation.transaction(&shop.pool, async |tx| {
+            order(tx, "tea").await.expect("ordered");
+            match first {
+                true => Err("out of tea"),
+                false => Ok(Reply::new(StatusCode::CREATED, "ordered")),
+            }
+        });
+        ordered.await.map_err(failed)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(500, "not_executed"));
+    assert_eq!((shop.orders().await.len(), shop.record(KEY).await), (0, None));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!(shop.orders().await, ["tea"]);
+}
+
+#[tokio::test]
+async fn a_handler_may_roll_back_and_try_again() {
+    let shop = Shop::open().await;
+    let served = shop.serve(single(), |shop: Shop, operation: Operation| async move {
+        let failing = operation.transaction(&shop.pool, async |tx| {
+            order(tx, "tea").await.expect("ordered");
+            Err("out of tea")
+        });
+        let Err(TransactionError::Work("out of tea")) = failing.await else { panic!("it failed") };
+        order_tea(shop, operation).await
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!(shop.orders().await, ["tea"]);
+}
+
+#[tokio::test]
+async fn a_transaction_of_the_handlers_own_reserves_and_completes() {
+    for commits in [true, false] {
+        let shop = Shop::open().await;
+        let served = shop.serve(single(), move |shop: Shop, operation: Operation| async move {
+            let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+            operation.reserve_in(&mut *tx).await.map_err(failed)?;
+            order(&mut tx, "tea").await.map_err(failed)?;
+            let reply = Reply::new(StatusCode::CREATED, "ordered");
+            operation.complete_in(&mut *tx, reply).await.map_err(failed)?;
+            if commits {
+                tx.commit().await.map_err(failed)?;
+            } else {
+                drop(tx);
+            }
+            Ok::<_, (StatusCode, String)>("ordered, perhaps")
+        });
+        let (first, orders) = match commits {
+            true => (says(201, "executed"), 1),
+            false => (says(503, "store_unavailable"), 0),
+        };
+        assert_eq!(served.charge(KEY).await.says(), first);
+        assert_eq!(shop.orders().await.len(), orders);
+        assert_eq!(shop.record(KEY).await.is_some(), commits);
+    }
+}
+
+#[tokio::test]
+async fn a_reserve_that_is_committed_without_a_reply_is_not_left_in_progress() {
+    for (status, told, state) in [
+        (500, says(500, "not_executed"), State::FailedRetryable),
+        (200, says(502, "outcome_unknown"), State::Unknown),
+    ] {
+        let shop = Shop::open().await;
+        let served = shop.serve(single(), move |shop: Shop, operation: Operation| async move {
+            let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.expect("begun");
+            operation.reserve_in(&mut *tx).await.expect("reserved");
+            tx.commit().await.expect("committed");
+            StatusCode::from_u16(status).expect("a status")
+        });
+        assert_eq!(served.charge(KEY).await.says(), told);
+        assert_eq!(shop.record(KEY).await.expect("a record").state, state);
+    }
+}
+
+#[tokio::test]
+async fn without_a_transaction_a_success_is_unknown_and_errors_are_what_the_policy_says() {
+    for (status, first, again, runs) in [
+        (200, says(502, "outcome_unknown"), says(409, "outcome_unknown"), 1),
+        (404, says(404, "executed"), says(404, "replayed"), 1),
+        (429, says(429, "not_executed"), says(429, "not_executed"), 2),
+        (500, says(500, "not_executed"), says(500, "not_executed"), 2),
+    ] {
+        let shop = Shop::open().await;
+        let served = shop.serve(single(), move |_, _| async move {
+            StatusCode::from_u16(status).expect("a status")
+        });
+        assert_eq!(served.charge(KEY).await.says(), first, "{status}");
+        assert_eq!((served.charge(KEY).await.says(), shop.runs()), (again, runs), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn past_max_execution_the_transaction_is_rolled_back_and_a_retry_runs() {
+    let shop = Shop::open().await;
+    let policy = single().max_execution(Duration::from_secs(1)).expect("allowed");
+    let served = shop.serve(policy, |shop: Shop, operation: Operation| async move {
+        let first = shop.runs() == 1;
+        let ordered = operation.transaction(&shop.pool, async |tx| {
+            order(tx, "tea").await?;
+            if first {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "ordered"))
+        });
+        ordered.await.map_err(failed)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(503, "store_unavailable"));
+    assert_eq!((shop.orders().await.len(), shop.record(KEY).await), (0, None));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+}
+
+#[tokio::test]
+async fn a_panic_and_a_stop_leave_nothing_behind() {
+    for how in ["panic", "stop"] {
+        let shop = Shop::open().await;
+        let inside = Arc::new(Notify::new());
+        let served = shop.serve(single(), {
+            let inside = inside.clone();
+            move |shop: Shop, operation: Operation| {
+                let inside = inside.clone();
+                async move {
+                    let stuck = operation.transaction(&shop.pool, async |tx| {
+                        order(tx, "tea").await?;
+                        inside.notify_one();
+                        match how {
+                            "panic" => panic!("in the middle of it"),
+                            _ => std::future::pending::<Result<Reply, sqlx::Error>>().await,
+                        }
+                    });
+                    stuck.await.map_err(failed).into_response()
+                }
+            }
+        });
+        let first = served.spawn_charge(KEY);
+        inside.notified().await;
+        served.engine.drain(Duration::ZERO).await;
+        assert_eq!(first.await.expect("answered").says(), says(503, "store_unavailable"), "{how}");
+        assert_eq!((shop.orders().await.len(), shop.record(KEY).await), (0, None), "{how}");
+        let next = shop.serve(single(), order_tea);
+        assert_eq!(next.charge(KEY).await.says(), says(201, "executed"), "{how}");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_key_is_refused_or_runs_again_as_its_policy_says() {
+    for (runs_again, told) in [(false, says(410, "key_expired")), (true, says(201, "executed"))] {
+        let shop = Shop::open().await;
+        let generations = Arc::new(Mutex::new(Vec::new()));
+        let served = shop.serve(single().expired_runs_again(runs_again), {
+            let generations = generations.clone();
+            move |shop: Shop, operation: Operation| {
+                let generations = generations.clone();
+                async move {
+                    let ordered = order_tea(shop, operation.clone()).await;
+                    generations.lock().expect("not poisoned").push(operation.generation());
+                    ordered
+                }
+            }
+        });
+        served.charge(KEY).await;
+        shop.clock.advance(Duration::from_secs(25 * 3600));
+        assert_eq!(served.charge(KEY).await.says(), told);
+        let expected: &[u32] = if runs_again { &[1, 2] } else { &[1] };
+        assert_eq!(*generations.lock().expect("not poisoned"), expected);
+    }
+}

@@ -1,0 +1,213 @@
+//! A handler that stages messages in its own transaction: its rows and its messages, or neither.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use http::StatusCode;
+use onceward::{
+    Effects, MemoryStore, Message, Operation, OutboxStore as _, Policy, Reply, Store,
+    TransactionError,
+    outbox::{MessageState, StoredMessage},
+    phase::Misuse,
+};
+
+use crate::{
+    service::says,
+    shop::{Shop, acme, failed, order, pool_on},
+};
+
+const KEY: &str = "order-0000000000000001";
+
+fn local() -> Policy {
+    Policy::required().effects(Effects::Local).expect("allowed")
+}
+
+fn phased() -> Policy {
+    Policy::required().effects(Effects::Phased).expect("allowed")
+}
+
+fn receipt() -> Message {
+    Message::new("receipt", "mail", "your tea").aggregate("customer-7")
+}
+
+fn created() -> Reply {
+    Reply::new(StatusCode::CREATED, "ordered")
+}
+
+async fn staged(shop: &Shop) -> Vec<StoredMessage> {
+    shop.store.list(MessageState::Ready, None, 100).await.expect("an answer")
+}
+
+type Failed = (StatusCode, String);
+
+#[tokio::test]
+async fn a_message_commits_with_the_rows_and_the_reply() {
+    let shop = Shop::open().await;
+    let keys = Arc::new(std::sync::Mutex::new(String::new()));
+    let told = Arc::clone(&keys);
+    let served = shop.serve(local(), move |shop: Shop, operation: Operation| {
+        let told = Arc::clone(&told);
+        async move {
+            *told.lock().expect("not poisoned") = operation.derived_key("receipt");
+            let ordered = operation.transaction(&shop.pool, async |tx| {
+                order(tx, "tea").await.map_err(failed)?;
+                operation.stage(tx, receipt()).await.map_err(failed)?;
+                Ok::<_, Failed>(created())
+            });
+            ordered.await.map_err(failed)
+        }
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "replayed"));
+    let messages = staged(&shop).await;
+    assert_eq!((messages.len(), shop.orders().await.len()), (1, 1));
+    assert_eq!((&messages[0].message, &messages[0].operation), (&receipt(), &acme(KEY)));
+    assert_eq!(*messages[0].derived_key, *keys.lock().expect("not poisoned"));
+}
+
+#[tokio::test]
+async fn a_message_of_a_transaction_that_is_rolled_back_never_was() {
+    let shop = Shop::open().await;
+    let served = shop.serve(local(), |shop: Shop, operation: Operation| async move {
+        let first = shop.runs() == 1;
+        let ordered = operation.transaction(&shop.pool, async |tx| {
+            order(tx, "tea").await.map_err(failed)?;
+            operation.stage(tx, receipt()).await.map_err(failed)?;
+            match first {
+                true => Err((StatusCode::INTERNAL_SERVER_ERROR, "out of tea".to_owned())),
+                false => Ok(created()),
+            }
+        });
+        ordered.await.map_err(failed)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(500, "not_executed"));
+    assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (0, 0));
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn an_attempt_that_does_its_transaction_again_stages_its_message_once() {
+    let shop = Shop::open().await;
+    // Nothing is declared: a 500 runs again, though the first transaction was committed.
+    let served = shop.serve(Policy::required(), |shop: Shop, operation: Operation| async move {
+        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+        order(&mut tx, "tea").await.map_err(failed)?;
+        operation.stage(&mut *tx, receipt()).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        match shop.runs() {
+            1 => Err((StatusCode::INTERNAL_SERVER_ERROR, "later".to_owned())),
+            _ => Ok::<_, Failed>("ordered"),
+        }
+    });
+    assert_eq!(served.charge(KEY).await.status, 500);
+    assert_eq!(served.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!((shop.runs(), shop.orders().await.len()), (2, 2));
+    assert_eq!(staged(&shop).await.len(), 1, "one name, one message");
+}
+
+#[tokio::test]
+async fn a_phase_stages_its_message_once_however_often_the_operation_is_resumed() {
+    let shop = Shop::open().await;
+    let attempts = Arc::new(AtomicU32::new(0));
+    let served = shop.serve(phased(), move |shop: Shop, operation: Operation| {
+        let attempts = Arc::clone(&attempts);
+        async move {
+            let ordered = operation.phase(&shop.pool, "order", async |tx| {
+                order(tx, "tea").await.map_err(failed)?;
+                operation.stage(tx, receipt()).await.map_err(failed)
+            });
+            ordered.await.map_err(failed)?;
+            match attempts.fetch_add(1, Ordering::SeqCst) {
+                0 => Err((StatusCode::INTERNAL_SERVER_ERROR, "later".to_owned())),
+                _ => Ok::<_, Failed>((StatusCode::CREATED, "ordered")),
+            }
+        }
+    });
+    assert_ne!(served.charge(KEY).await.status, 201);
+    assert_eq!(staged(&shop).await.len(), 1, "committed with its phase");
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (1, 1));
+}
+
+#[tokio::test]
+async fn an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back() {
+    let shop = Shop::open().await;
+    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+        order(&mut tx, "tea").await.map_err(failed)?;
+        // Somebody else has got the record since.
+        let taken = "UPDATE records SET fence = fence + 1";
+        sqlx::query(taken).execute(&mut *tx).await.map_err(failed)?;
+        let refused = operation.stage(&mut *tx, receipt()).await.expect_err("lost");
+        assert!(matches!(refused, TransactionError::LeaseLost), "{refused:?}");
+        assert!(!operation.may_act(), "nothing more is done");
+        Err::<(), _>(failed(refused))
+    });
+    served.charge(KEY).await;
+    assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (0, 0));
+}
+
+#[tokio::test]
+async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later() {
+    let shop = Shop::open().await;
+    let elsewhere = pool_on(shop.path().with_extension("other")).await;
+    let served = shop.serve(local(), move |shop: Shop, operation: Operation| {
+        let elsewhere = elsewhere.clone();
+        async move {
+            let misuse = |error: TransactionError| match error {
+                TransactionError::Misuse(misuse) => misuse,
+                other => panic!("no misuse: {other:?}"),
+            };
+            let mut other = elsewhere.begin().await.map_err(failed)?;
+            let refused = operation.stage(&mut *other, receipt()).await.expect_err("refused");
+            assert_eq!(misuse(refused), Misuse::OtherDatabase);
+            let mut alone = shop.pool.acquire().await.map_err(failed)?;
+            let refused = operation.stage(&mut *alone, receipt()).await.expect_err("refused");
+            assert_eq!(misuse(refused), Misuse::NotInTransaction);
+            let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+            let nameless = Message::new("", "mail", "x");
+            let refused = operation.stage(&mut *tx, nameless).await.expect_err("refused");
+            assert!(matches!(misuse(refused), Misuse::NotStaged(_)));
+            operation.stage(&mut *tx, receipt()).await.expect("staged");
+            operation.complete_in(&mut *tx, created()).await.map_err(failed)?;
+            let late = Message::new("late", "mail", "x");
+            let refused = operation.stage(&mut *tx, late).await.expect_err("refused");
+            assert!(matches!(misuse(refused), Misuse::NotStaged(_)), "after the reply");
+            tx.commit().await.map_err(failed)?;
+            Ok::<_, Failed>(created())
+        }
+    });
+    let first = served.charge(KEY).await;
+    assert_eq!(first.says(), says(201, "executed"), "{}", first.text());
+    assert_eq!(staged(&shop).await.len(), 1);
+    let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let served = shop.serve_on(memory, Policy::required(), |shop: Shop, operation| async move {
+        let mut tx = shop.pool.begin().await.expect("begun");
+        let refused = operation.stage(&mut *tx, receipt()).await.expect_err("refused");
+        let none: TransactionError = TransactionError::Misuse(Misuse::NoTransactions);
+        assert_eq!(format!("{refused:?}"), format!("{none:?}"));
+        "fine"
+    });
+    assert_eq!(served.charge(KEY).await.text(), "fine");
+}
+
+#[tokio::test]
+async fn an_operation_that_reserves_in_its_own_transaction_stages_there_too() {
+    let shop = Shop::open().await;
+    let served = shop.serve(local().single(), |shop: Shop, operation: Operation| async move {
+        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+        // First of all: it reserves.
+        operation.stage(&mut *tx, receipt()).await.map_err(failed)?;
+        order(&mut tx, "tea").await.map_err(failed)?;
+        operation.complete_in(&mut *tx, created()).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        Ok::<_, Failed>(created())
+    });
+    let first = served.charge(KEY).await;
+    assert_eq!(first.says(), says(201, "executed"), "{}", first.text());
+    assert_eq!(served.charge(KEY).await.says(), says(201, "replayed"));
+    assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (1, 1));
+}
