@@ -321,6 +321,13 @@ mod tests {
     }
 
     #[test]
+    fn a_replay_is_the_first_answer_byte_for_byte() {
+        let first = Answered { key: Key::random(), body: Box::from(*b"paid 1") };
+        assert!(first.compare(b"paid 1").is_ok());
+        assert!(first.compare(b"paid 2").is_err());
+    }
+
+    #[test]
     fn a_percentile_is_a_latency_that_was_seen() {
         let latencies = (1..=100).map(|micros| micros * 1000).collect();
         let interference = Interference { foreign: 0.0, steal: 0.0 };

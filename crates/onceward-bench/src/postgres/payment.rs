@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the load sends.
 pub(crate) const BODY: &str = "{\"amount\":129950,\"currency\":\"EUR\",\"customer\":\"cus_8f14e45f\",\
-    \"capture\":true,\"reference\":\"INV-2026-0042\",\"description\":\"Two cups, hand made, and a pot\
+    \"capture\":true,\"reference\":\"INV-2026-0042\",\"description\":\"Two cups, made by hand\
     \",\"metadata\":{\"source\":\"web\",\"cart\":\"98231\",\"campaign\":\"autumn\"}}";
 
 #[derive(Deserialize)]

@@ -248,3 +248,45 @@ pub(crate) fn median(values: &[f64]) -> f64 {
         all => f64::midpoint(all[middle - 1], all[middle]),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(contestant: &str, round: u32, per_second: f64) -> Measurement {
+        Measurement {
+            connections: 64,
+            workload: Workload::First,
+            round,
+            contestant: contestant.to_owned(),
+            pool: None,
+            requests: 1,
+            per_second,
+            p50_us: 1.0,
+            p99_us: 1.0,
+            interference: Interference { foreign: 0.0, steal: 0.0 },
+        }
+    }
+
+    #[test]
+    fn ratios_are_made_within_a_round_whatever_its_order() {
+        let postgres = Settings {
+            version: String::new(),
+            fsync: String::new(),
+            synchronous_commit: String::new(),
+            full_page_writes: String::new(),
+            shared_buffers: String::new(),
+        };
+        let measurements = vec![
+            measured("slow", 0, 10.0),
+            measured("fast", 0, 20.0),
+            measured("fast", 1, 120.0),
+            measured("slow", 1, 40.0),
+        ];
+        let report = Report::new(postgres, 1.0, measurements);
+        let ratio = &report.ratios[0];
+        assert_eq!((&*ratio.contestant, &*ratio.to, ratio.what), ("fast", "slow", "requests/s"));
+        assert_eq!(ratio.rounds, [2.0, 3.0]);
+        assert_eq!(ratio.median, 2.5);
+    }
+}
