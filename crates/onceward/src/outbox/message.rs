@@ -3,7 +3,6 @@
 use std::fmt;
 
 use bytes::Bytes;
-use http::HeaderValue;
 
 use crate::{
     clock::Timestamp,
@@ -81,7 +80,9 @@ impl Message {
             Some("a sink's name must have 1 to 255 bytes")
         } else if !self.aggregate.as_deref().is_none_or(fits) {
             Some("an aggregate must have 1 to 255 bytes")
-        } else if !fits(&self.content_type) || HeaderValue::from_str(&self.content_type).is_err() {
+        } else if !fits(&self.content_type)
+            || http::HeaderValue::from_str(&self.content_type).is_err()
+        {
             Some("a media type must be a header value of 1 to 255 bytes")
         } else {
             None

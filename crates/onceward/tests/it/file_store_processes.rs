@@ -288,7 +288,7 @@ async fn small_disk(path: &Path) {
         return say("not allowed to mount");
     }
     let (mut refused, mut opened) = (0, 0);
-    for kib in (4..240).step_by(4) {
+    for kib in (4..400).step_by(4) {
         assert!(mount(disk, kib, true), "{kib}");
         match open(path).await {
             Ok(store) => {

@@ -198,7 +198,7 @@ async fn kill_and_judge() {
 }
 
 async fn judge(store: &SqliteStore, ledger: &Shared, rest: Relayed) {
-    let ledger = ledger.lock().expect("not poisoned");
+    let ledger = std::mem::take(&mut *ledger.lock().expect("not poisoned"));
     let once = listed(store, MessageState::Done, "once").await;
     assert_eq!(once.len(), MESSAGES, "every message ends delivered");
     assert_eq!(ledger.once.len(), MESSAGES, "and acted once");

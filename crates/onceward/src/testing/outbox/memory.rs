@@ -183,12 +183,12 @@ impl OutboxStore for MemoryOutbox {
             if let Some(refusal) = message.refusal() {
                 return Ok(Staged::Refused(refusal));
             }
-            let found = self.store.load(&lease.id).await?.filter(|record| {
+            let owner = Owner::from(lease);
+            let found = self.store.load(&owner.id).await?.filter(|record| {
                 record.state == State::InProgress
-                    && (record.attempt, record.fence) == (lease.attempt, lease.fence)
+                    && (record.attempt, record.fence) == (owner.attempt, owner.fence)
             });
             let Some(record) = found else { return Ok(Staged::Superseded) };
-            let owner = Owner::from(lease);
             let key = owner.derived_key(&message.name);
             let mut rows = self.rows();
             let before = rows.rows.iter().position(|row| *row.stored.derived_key == key);
