@@ -18,6 +18,7 @@ mod lease;
 mod observed;
 mod outcomes;
 mod phases;
+mod phases_killed;
 mod phases_random;
 mod problems;
 mod processes;
