@@ -21,6 +21,7 @@ mod outbox;
 mod outbox_processes;
 mod outcomes;
 mod phases;
+mod phases_killed;
 mod phases_random;
 mod problems;
 mod processes;

@@ -140,8 +140,8 @@ async fn a_worker_is_given_the_request_without_credentials() {
     };
     let resumed = service.engine.resume_once(10, resume).await.expect("the store answers");
     assert_eq!(resumed, Resumed { taken: 1, left: 0 });
-    let seen = seen.lock().expect("not poisoned");
-    let [request] = &**seen else { panic!("{seen:?}") };
+    let seen = std::mem::take(&mut *seen.lock().expect("not poisoned"));
+    let [request] = &*seen else { panic!("{seen:?}") };
     assert_eq!(
         (request.method().as_str(), request.uri().to_string()),
         ("POST", "/charges?currency=eur".into())

@@ -138,10 +138,11 @@ impl Writer {
             }
         };
         let now = self.options.clock.now();
-        let look = |step: &mut Box<dyn PendingStep>| match found.get(step.id()) {
-            Some(Err(())) => Err(damaged_record()),
-            Some(Ok(record)) => Ok(drop(step.run(Some(record), false, now))),
-            None => Ok(drop(step.run(None, false, now))),
+        let look = |step: &mut Box<dyn PendingStep>| {
+            let current = found.get(step.id()).map(Result::as_ref).transpose();
+            let current = current.map_err(|()| damaged_record())?;
+            step.run(current, false, now);
+            Ok(())
         };
         let looked = steps.iter_mut().map(look).collect();
         answer(steps, looked);
