@@ -70,6 +70,8 @@ pub struct Engine {
     waiters: Waiters,
     drain: Drain,
     identity_is_same: AtomicBool,
+    /// Held by the one who asks the store.
+    identity_asked: tokio::sync::Mutex<()>,
 }
 
 /// What an engine needs beside a store and routes. All of it has a default.
@@ -162,6 +164,7 @@ impl Engine {
             waiters: Waiters::default(),
             drain: Drain::default(),
             identity_is_same: AtomicBool::new(false),
+            identity_asked: tokio::sync::Mutex::default(),
         }
     }
 

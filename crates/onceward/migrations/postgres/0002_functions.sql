@@ -1,8 +1,11 @@
 -- What the store asks. Each function is one statement to its caller and commits by itself, so that
 -- no connection is ever left inside a transaction.
 --
--- The settings of a function hold while it runs and for nobody else. They force one index lookup for
--- each element: on a table that was never analysed the planner would read a whole scope for a batch.
+-- A batch must be one index lookup for each element, whatever the planner believes: a plan that was
+-- made when the table was empty or never analysed would read all of it for each batch. So lookups are
+-- LATERAL with OFFSET 0, which cannot be turned around; what is updated or deleted is named by its
+-- place (ctid); the condition `coalesce(a.key, '') = a.key`, which always holds, makes the planner
+-- expect few elements. The settings of a function hold while it runs and for nobody else.
 
 -- The time: the server's own, or what a test says.
 CREATE FUNCTION onceward.micros(at bigint) RETURNS bigint
@@ -79,12 +82,13 @@ BEGIN
                CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
                a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone, false,
                onceward.plus(t, a.lease), onceward.plus(t, a.retention)
-        FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases, max_executions, retentions, tombstones, reserve.effects, routes, methods, paths)
+        FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases,
+                    max_executions, retentions, tombstones, reserve.effects, routes, methods, paths)
              AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution, retention,
                    tombstone, effects, route, method, path)
-        WHERE a.mode <> 'look'
-          AND NOT EXISTS (SELECT FROM onceward.records r
-                          WHERE r.scope = a.scope AND r.key = a.key)
+        LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
+                           WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+        WHERE a.mode <> 'look' AND r.there IS NULL
         ON CONFLICT (scope, key) DO NOTHING
         RETURNING r.record_id, r.attempt, r.state, r.fence, r.lease_until, r.check_at
     ), listed AS (
@@ -129,14 +133,17 @@ DECLARE
 BEGIN
     RETURN QUERY
     WITH held AS MATERIALIZED (
-        SELECT r.record_id, a.lease
-        FROM unnest(scopes, keys, renew.attempts, fences, leases) AS a (scope, key, attempt, fence, lease)
-        JOIN onceward.records r ON r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt
-                               AND r.fence = a.fence AND r.state = 'in_progress'
-        FOR UPDATE OF r SKIP LOCKED
+        SELECT r.place, a.lease
+        FROM unnest(scopes, keys, renew.attempts, fences, leases)
+             AS a (scope, key, attempt, fence, lease)
+        CROSS JOIN LATERAL (SELECT r.ctid AS place FROM onceward.records r
+                            WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt
+                              AND r.fence = a.fence AND r.state = 'in_progress'
+                            FOR UPDATE SKIP LOCKED) r
+        WHERE coalesce(a.key, '') = a.key
     )
     UPDATE onceward.records r SET lease_until = greatest(r.lease_until, onceward.plus(t, h.lease))
-    FROM held h WHERE r.record_id = h.record_id
+    FROM held h WHERE r.ctid = h.place
     RETURNING r.attempt;
 END
 $$;
@@ -172,10 +179,16 @@ BEGIN
             last_error = a.reason,
             reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
             reply_status = CASE a.kind WHEN 'complete' THEN a.status END
-        FROM unnest(scopes, keys, write.attempts, fences, kinds, reasons, statuses, write.headers, schema_versions, bodies)
-             AS a (scope, key, attempt, fence, kind, reason, status, headers, schema_version,
-                   body)
-        WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt AND r.fence = a.fence
+        FROM (SELECT a.*, o.place
+              FROM unnest(scopes, keys, write.attempts, fences, kinds, reasons, statuses,
+                          write.headers, schema_versions, bodies)
+                   AS a (scope, key, attempt, fence, kind, reason, status, headers,
+                         schema_version, body)
+              CROSS JOIN LATERAL (SELECT o.ctid AS place FROM onceward.records o
+                                  WHERE o.scope = a.scope AND o.key = a.key OFFSET 0) o
+              WHERE coalesce(a.key, '') = a.key
+              OFFSET 0) a
+        WHERE r.ctid = a.place AND r.attempt = a.attempt AND r.fence = a.fence
           AND r.state = 'in_progress'
           AND (a.kind <> 'release' OR (r.recovery_point IS NULL AND r.open_effect IS NULL))
         RETURNING r.record_id, r.attempt, r.check_at, r.recovery_point, r.effects, a.kind,
@@ -185,15 +198,19 @@ BEGIN
         SELECT w.record_id, w.headers, w.schema_version, w.body FROM written w
         WHERE w.kind = 'complete'
     ), unlisted AS (
-        DELETE FROM onceward.leases l USING written w
-        WHERE l.check_at = w.check_at AND l.record_id = w.record_id
+        DELETE FROM onceward.leases l WHERE l.ctid = ANY (ARRAY(
+            SELECT l.place FROM written w
+            CROSS JOIN LATERAL (SELECT l.ctid AS place FROM onceward.leases l
+                                WHERE l.check_at = w.check_at AND l.record_id = w.record_id
+                                OFFSET 0) l))
     ), forgotten AS (
-        DELETE FROM onceward.requests q USING written w
-        WHERE w.kind IN ('complete', 'release') AND w.effects = 'phased'
-          AND q.record_id = w.record_id
+        DELETE FROM onceward.requests q WHERE q.record_id = ANY (ARRAY(
+            SELECT w.record_id FROM written w
+            WHERE w.kind IN ('complete', 'release') AND w.effects = 'phased'))
     ), done AS (
-        DELETE FROM onceward.steps s USING written w
-        WHERE w.kind = 'complete' AND w.recovery_point IS NOT NULL AND s.record_id = w.record_id
+        DELETE FROM onceward.steps s WHERE s.record_id = ANY (ARRAY(
+            SELECT w.record_id FROM written w
+            WHERE w.kind = 'complete' AND w.recovery_point IS NOT NULL))
     )
     SELECT w.attempt FROM written w;
 END
@@ -441,14 +458,19 @@ BEGIN
             SELECT l.check_at, r.record_id, r.state, r.lease_until, r.fence, r.generation, r.attempt,
                    r.scope, r.key,
                    r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless
-            FROM onceward.leases l JOIN onceward.records r ON r.record_id = l.record_id
+            FROM onceward.leases l
+            CROSS JOIN LATERAL (
+                SELECT * FROM onceward.records r
+                WHERE r.record_id = l.record_id
+                  AND (r.state <> 'in_progress' OR r.lease_until > t
+                       OR NOT r.open_effect_idempotent
+                       OR r.effects IN ('undeclared', 'external')
+                       OR (r.effects <> 'phased' AND r.recovery_point IS NULL
+                           AND r.open_effect IS NULL))
+                FOR UPDATE SKIP LOCKED) r
             WHERE l.check_at <= t
-              AND (r.state <> 'in_progress' OR r.lease_until > t OR NOT r.open_effect_idempotent
-                   OR r.effects IN ('undeclared', 'external')
-                   OR (r.effects <> 'phased' AND r.recovery_point IS NULL AND r.open_effect IS NULL))
             ORDER BY l.check_at
             LIMIT most - moved
-            FOR UPDATE SKIP LOCKED
         LOOP
             found_any := true;
             DELETE FROM onceward.leases l

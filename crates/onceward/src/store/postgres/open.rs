@@ -111,8 +111,8 @@ impl Statements {
             step: named("SELECT onceward.step($1, $2, $3, $4, $5, $6, $7, $8)"),
             steps: named(
                 "SELECT s.name, s.result FROM onceward.steps s \
-                 JOIN onceward.records r USING (record_id) \
-                 WHERE r.scope = $1 AND r.key = $2 AND r.generation = $3 \
+                 WHERE s.record_id = (SELECT r.record_id FROM onceward.records r \
+                 WHERE r.scope = $1 AND r.key = $2 AND r.generation = $3) \
                  AND s.generation = $3 ORDER BY s.step_id",
             ),
             // The list of leases is short, and says when to look; the record says what is true.
@@ -121,8 +121,10 @@ impl Statements {
                  NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
                  FROM onceward.micros($1) AS t (at) \
                  JOIN onceward.leases l ON l.check_at <= t.at \
-                 JOIN onceward.records r ON r.record_id = l.record_id \
-                 LEFT JOIN onceward.requests q ON q.record_id = r.record_id \
+                 CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
+                 WHERE r.record_id = l.record_id OFFSET 0) r \
+                 LEFT JOIN LATERAL (SELECT * FROM onceward.requests q \
+                 WHERE q.record_id = r.record_id OFFSET 0) q ON true \
                  WHERE r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= t.at \
                  AND coalesce(r.open_effect_idempotent, true) \
                  ORDER BY r.lease_until LIMIT $2",
