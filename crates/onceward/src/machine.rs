@@ -22,19 +22,18 @@ use crate::{
     clock::Timestamp,
     record::{AuditEvent, AuditRecord, Effects, Fence, Lease, Progress, Record, State},
     reply::Reply,
-    store::{
-        Ask, Claim, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, Swept, Write,
-        Written,
-    },
+    store::{Ask, Claim, Found, Mode, Reservation, Swept, Write, Written},
 };
 
 mod advance;
 mod decide;
+mod resolve;
 #[cfg(test)]
 mod tests;
 
 pub use advance::{advance, is_resumable, keeps_request};
 pub use decide::{Decision, Refusal, decide};
+pub use resolve::resolve;
 
 /// How long things need to settle before "it did not happen" can be believed: a request that was
 /// sent just before its attempt died may still be on its way.
@@ -447,74 +446,4 @@ pub fn reap(record: &Record, now: Timestamp) -> Change {
         Some(left) if left.state != record.state => Change::Put(Box::new(left)),
         Some(_) => Change::Keep,
     }
-}
-
-/// Applies what a reconciler or an operator decided, if the record is still what they looked at.
-pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step<Resolved> {
-    let Some(stored) = found.and_then(|stored| after_retention(stored, now)) else {
-        return Step::keep(Resolved::Absent);
-    };
-    let ran_out = stored.state == State::InProgress && !stored.lease_is_live(now);
-    let record = if ran_out { after_lease(&stored, now).0 } else { stored.clone() };
-    if record.generation != resolve.generation || record.fence != resolve.fence {
-        return Step::keep(Resolved::Refused(Box::new(stored)));
-    }
-    let reason = resolve.reason;
-    let mut resolved = record.clone();
-    let mut decided_reply = None;
-    let event = match (record.state, resolve.resolution) {
-        (State::Unknown, Resolution::Complete(reply)) => {
-            decided_reply = Some(reply.clone());
-            complete(&mut resolved, reply, now);
-            // The attempt itself may still come with a reply of its own: that is then evidence.
-            resolved.fence = Fence::next(Some(record.fence), now);
-            AuditEvent::ResolvedCompleted
-        }
-        (State::Unknown, Resolution::Release(proof)) => {
-            if let Err(not_before) = believe(&record, proof, now) {
-                return Step::keep(Resolved::TooEarly { not_before });
-            }
-            not_executed(&mut resolved, now);
-            AuditEvent::Released
-        }
-        (State::Completed, Resolution::Void) => {
-            resolved = tombstone(&record);
-            resolved.void = true;
-            resolved.expires_at = now;
-            AuditEvent::Voided
-        }
-        _ => return Step::keep(Resolved::Refused(Box::new(stored))),
-    };
-    let remembered = audit(&record, event, &reason, decided_reply, now);
-    let answer = Resolved::Applied(Box::new(resolved.clone()));
-    Step::put(resolved, Some(remembered), answer)
-}
-
-/// The last attempt did not act. If steps were made before, they stand.
-fn not_executed(record: &mut Record, now: Timestamp) {
-    let why = "resolved_not_executed".into();
-    if record.progress.is_none() {
-        return retryable(record, why, now);
-    }
-    record.state = State::InProgress;
-    record.progress.open_effect = None;
-    // Whatever the last attempt was declared to do, it did not: what is left are the steps.
-    record.effects = Effects::Phased;
-    record.lease_until = now;
-    record.last_error = Some(why);
-    record.reconcile_after = None;
-    // The attempt itself may still come: it has lost its right.
-    record.fence = Fence::next(Some(record.fence), now);
-}
-
-/// Proof that a thing did not happen counts only once it cannot happen any more.
-fn believe(record: &Record, proof: Proof, now: Timestamp) -> Result<(), Timestamp> {
-    let Proof::TwoProbes { first, second } = proof else { return Ok(()) };
-    let quiet_since = record.lease_until.plus(record.max_execution).plus(SETTLE);
-    let first_counts = first.max(quiet_since);
-    let not_before = first_counts.plus(SETTLE);
-    if first >= quiet_since && second >= not_before && second <= now {
-        return Ok(());
-    }
-    Err(not_before)
 }

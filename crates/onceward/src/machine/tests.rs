@@ -7,6 +7,7 @@ use crate::{
     record::{AttemptId, RecordId},
     reply::ReplyBody,
     scope::Scope,
+    store::{Proof, Resolution, Resolve, Resolved},
 };
 
 mod arrows;
