@@ -370,8 +370,9 @@ impl Operation {
     }
 }
 
-/// Begins a transaction, in a task of its own: with sqlx 0.9, a `begin` that is dropped while it is on
-/// its way leaves the transaction open, on a connection that goes back to the pool.
+/// Begins a transaction, in a task of its own: with sqlx 0.9 on PostgreSQL, a `begin` that is dropped
+/// while it is on its way leaves the transaction open, on a connection that goes back to the pool. For
+/// SQLite the driver itself takes such a one back.
 pub(crate) async fn begin<D: TransactionalDatabase>(
     pool: &Pool<D>,
 ) -> Result<Transaction<'static, D>, sqlx::Error> {

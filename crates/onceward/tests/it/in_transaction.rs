@@ -385,6 +385,8 @@ async fn open_transactions(shop: &Shop) -> usize {
     open
 }
 
+/// What is dropped is rolled back, wherever it stands. For a BEGIN on its way SQLite's driver sees to it
+/// by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_is_cancelled_at_any_time_leaves_none_open() {
     let seed: u64 = rand::random();

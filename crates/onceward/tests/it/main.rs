@@ -4,6 +4,7 @@ mod acceptance;
 mod admission;
 mod bodies;
 mod drain;
+mod effects;
 mod faults;
 mod file_store;
 mod file_store_batches;
