@@ -176,6 +176,9 @@ BEGIN
             finished_at = CASE a.kind WHEN 'unknown' THEN r.finished_at ELSE t END,
             expires_at = CASE a.kind WHEN 'unknown' THEN r.expires_at
                                      ELSE onceward.plus(t, r.retention) END,
+            -- Earlier than it is filed only if the clock was set back.
+            reap_at = CASE a.kind WHEN 'unknown' THEN r.reap_at
+                                  ELSE least(r.reap_at, onceward.plus(t, r.retention)) END,
             last_error = a.reason,
             reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
             reply_status = CASE a.kind WHEN 'complete' THEN a.status END
@@ -490,6 +493,9 @@ BEGIN
                 finished_at = CASE WHEN due.harmless THEN t ELSE r.finished_at END,
                 expires_at = CASE WHEN due.harmless THEN onceward.plus(t, r.retention)
                                   ELSE r.expires_at END,
+                reap_at = CASE WHEN due.harmless
+                               THEN least(r.reap_at, onceward.plus(t, r.retention))
+                               ELSE r.reap_at END,
                 last_error = 'in_progress_lock_expired'
             WHERE r.record_id = due.record_id AND r.state = 'in_progress' AND r.fence = due.fence
               AND r.lease_until <= t

@@ -112,6 +112,7 @@ BEGIN
     END IF;
     UPDATE onceward.records SET
         state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
+        reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
         last_error = NULL, reconcile_after = NULL, reply_status = complete.status
     WHERE record_id = r.record_id;
     INSERT INTO onceward.replies (record_id, headers, body)
@@ -192,7 +193,8 @@ BEGIN
     ELSE
         UPDATE onceward.records SET
             state = 'failed_retryable', finished_at = t, last_error = why,
-            expires_at = onceward.plus(t, r.retention)
+            expires_at = onceward.plus(t, r.retention),
+            reap_at = least(r.reap_at, onceward.plus(t, r.retention))
         WHERE record_id = r.record_id;
         DELETE FROM onceward.requests WHERE record_id = r.record_id;
     END IF;

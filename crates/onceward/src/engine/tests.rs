@@ -1,5 +1,4 @@
 use http::{HeaderMap, HeaderValue};
-use tokio::time::Instant;
 
 use super::*;
 use crate::{
