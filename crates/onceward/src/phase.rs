@@ -84,6 +84,9 @@ pub enum Misuse {
     /// Only `single` routes reserve in a transaction.
     #[error("reserving in a transaction is for routes that are `single`")]
     NotSingle,
+    /// Not every database could keep it.
+    #[error("the name of a step must have 1 to 255 bytes, none of them 0")]
+    BadName,
     /// A second step would get the result of the first.
     #[error("two steps of one operation have the same name")]
     NameUsedTwice,
@@ -247,6 +250,9 @@ impl Operation {
     pub(crate) fn enter(&self, step: Step, name: &str) -> Result<AtWork<'_>, Failure> {
         if self.context().policy.effects != Effects::Phased {
             return Err(Misuse::NotPhased.into());
+        }
+        if !(1..=255).contains(&name.len()) || name.contains('\0') {
+            return Err(Misuse::BadName.into());
         }
         Ok(self.begin_step(step, name)?)
     }
