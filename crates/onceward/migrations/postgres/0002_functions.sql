@@ -6,6 +6,9 @@
 -- LATERAL with OFFSET 0, which cannot be turned around; what is updated or deleted is named by its
 -- place (ctid); the condition `coalesce(a.key, '') = a.key`, which always holds, makes the planner
 -- expect few elements. The settings of a function hold while it runs and for nobody else.
+--
+-- Rows are locked FOR NO KEY UPDATE: a user's table may refer to a record, and a transaction that has
+-- just written such a row must not hold up renewals.
 
 -- The time: the server's own, or what a test says.
 CREATE FUNCTION onceward.micros(at bigint) RETURNS bigint
@@ -21,7 +24,8 @@ $$;
 
 -- Takes what is absent, and returns what is in the way. What would have to be changed to be taken
 -- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
--- by somebody else just now: the caller asks again. A batch hardly waits for transactions that are on
+-- by somebody else just now: the caller asks again, as it does after 'later', when the replies before
+-- are much already. A batch hardly waits for transactions that are on
 -- their way; one that is alone may have more patience.
 CREATE FUNCTION onceward.reserve(
     at bigint, scopes text[], keys text[], recipes integer[], fingerprints bytea[],
@@ -48,7 +52,8 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT a.position::integer,
-           CASE WHEN r.attempt <> a.attempt AND r.state <> 'expired'
+           CASE WHEN sum(octet_length(p.body)) OVER before > 8388608 THEN 'later'
+                WHEN r.attempt <> a.attempt AND r.state <> 'expired'
                  AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
                  AND (r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe
                       OR r.state IN ('completed', 'unknown', 'pending')
@@ -58,13 +63,15 @@ BEGIN
            r.attempt, r.fence, r.attempts, r.effects, r.route, r.method, r.path, r.created_at,
            r.started_at, r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
            r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
-           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body
+           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version,
+           CASE WHEN sum(octet_length(p.body)) OVER before > 8388608 THEN NULL ELSE p.body END
     FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts) WITH ORDINALITY
          AS a (scope, key, recipe, fingerprint, attempt, position)
     CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                         WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
     LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
-                       WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true;
+                       WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true
+    WINDOW before AS (ORDER BY a.position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);
     GET DIAGNOSTICS seen = ROW_COUNT;
     IF seen = cardinality(scopes) THEN
         RETURN;
@@ -139,7 +146,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT r.ctid AS place FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key AND r.attempt = a.attempt
                               AND r.fence = a.fence AND r.state = 'in_progress'
-                            FOR UPDATE SKIP LOCKED) r
+                            FOR NO KEY UPDATE SKIP LOCKED) r
         WHERE coalesce(a.key, '') = a.key
     )
     UPDATE onceward.records r SET lease_until = greatest(r.lease_until, onceward.plus(t, h.lease))
@@ -149,11 +156,12 @@ END
 $$;
 
 -- What an attempt writes to a record that it holds: 'complete', 'release' or 'unknown'. Returns the
--- attempts whose write was applied; the others are looked at one by one.
+-- attempts whose write was applied; the others are looked at one by one. One that is alone, in a
+-- transaction that would be lost, may have more patience with whoever has the record locked.
 CREATE FUNCTION onceward.write(
     at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
     reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
-    bodies bytea[]
+    bodies bytea[], patience text
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -168,6 +176,9 @@ AS $$
 DECLARE
     t bigint := onceward.micros(write.at);
 BEGIN
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
     RETURN QUERY
     WITH written AS (
         UPDATE onceward.records AS r SET
@@ -272,15 +283,17 @@ $$;
 
 -- Changes a record if it is still what the caller looked at (`expected`, null for absent): to what
 -- `record` says, or to nothing when that is null; and remembers `audit`. Waits for whoever is
--- changing it now, so that the answer to a repeated call is the truth. False: look again.
+-- changing it now, as long as `patience` says, so that the answer to a repeated call is the truth.
+-- False: look again.
 CREATE FUNCTION onceward.change(
     record_scope text, record_key text, expected jsonb, record jsonb, reply_headers bytea,
-    reply_body bytea, request bytea, audit jsonb, audit_headers bytea, audit_body bytea
+    reply_body bytea, request bytea, audit jsonb, audit_headers bytea, audit_body bytea,
+    patience text
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET jit = off
-SET lock_timeout = '1s'
+SET lock_timeout = 0
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -289,17 +302,18 @@ DECLARE
     new onceward.records := jsonb_populate_record(NULL::onceward.records, change.record);
     a onceward.audit_records := jsonb_populate_record(NULL::onceward.audit_records, change.audit);
 BEGIN
+    PERFORM set_config('lock_timeout', patience, true);
     SELECT * INTO old FROM onceward.records r
-    WHERE r.scope = record_scope AND r.key = record_key FOR UPDATE;
+    WHERE r.scope = record_scope AND r.key = record_key FOR NO KEY UPDATE;
     IF (old.record_id IS NULL) <> (change.expected IS NULL) THEN
         RETURN false;
     END IF;
     IF old.record_id IS NOT NULL
        AND (old.generation, old.state, old.attempt, old.fence, old.lease_until, old.expires_at,
-            old.void, old.recovery_point, old.open_effect)
+            old.void, old.recovery_point, old.open_effect, old.open_effect_idempotent)
            IS DISTINCT FROM
            (e.generation, e.state, e.attempt, e.fence, e.lease_until, e.expires_at, e.void,
-            e.recovery_point, e.open_effect) THEN
+            e.recovery_point, e.open_effect, e.open_effect_idempotent) THEN
         RETURN false;
     END IF;
     IF change.record IS NULL THEN
@@ -396,7 +410,7 @@ DECLARE
     saved boolean;
 BEGIN
     SELECT * INTO r FROM onceward.records
-    WHERE scope = record_scope AND key = record_key FOR UPDATE;
+    WHERE scope = record_scope AND key = record_key FOR NO KEY UPDATE;
     IF r.attempt IS DISTINCT FROM record_attempt OR r.fence <> record_fence
        OR r.state <> 'in_progress' THEN
         RETURN 'superseded';

@@ -36,8 +36,9 @@ DECLARE
     r onceward.records;
 BEGIN
     SELECT * INTO r FROM onceward.records
-    WHERE scope = a.scope AND key = a.key FOR UPDATE;
-    IF r.attempt IS DISTINCT FROM held.attempt OR r.fence <> held.fence THEN
+    WHERE scope = a.scope AND key = a.key FOR NO KEY UPDATE;
+    IF r.record_id IS NULL OR r.attempt IS DISTINCT FROM held.attempt
+       OR r.fence IS DISTINCT FROM held.fence THEN
         RAISE EXCEPTION 'onceward: this attempt has lost its record'
             USING ERRCODE = 'OW001',
                   HINT = 'Roll back. Another attempt has the record, or it was decided about.';

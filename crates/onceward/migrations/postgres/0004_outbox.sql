@@ -48,7 +48,7 @@ DECLARE
     before onceward.outbox;
 BEGIN
     SELECT * INTO r FROM onceward.records
-    WHERE scope = record_scope AND key = record_key FOR UPDATE;
+    WHERE scope = record_scope AND key = record_key FOR NO KEY UPDATE;
     IF r.attempt IS DISTINCT FROM record_attempt OR r.fence <> record_fence
        OR r.state <> 'in_progress' THEN
         RETURN 'superseded';

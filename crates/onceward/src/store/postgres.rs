@@ -39,7 +39,7 @@ mod workers;
 
 use batch::{GuardedWrite, Reserve};
 use lane::Lane;
-use link::Link;
+use link::{Link, WaitedFor};
 use look::{Side, step};
 pub use open::PgConnectError;
 use open::Statements;
@@ -144,7 +144,9 @@ impl PgStore {
         let [reserves, writes, singles] = options.connections;
         let (closing_batches, batches_close) = watch::channel(false);
         let (closing_side, side_closes) = watch::channel(false);
-        let side = Lane::start((0..singles).map(|_| link()).collect(), &side_closes);
+        let waited_for = WaitedFor::default();
+        let single = (0..singles).map(|_| link().beside(&waited_for)).collect();
+        let side = Lane::start(single, &side_closes);
         let links = |count| (0..count).map(|_| link().with_side(&side)).collect();
         Ok(PgStore {
             reserves: Lane::start(links(reserves), &batches_close),
@@ -177,7 +179,10 @@ impl PgStore {
         Box::pin(self.side.ask(move |sender| {
             Side::Job(Box::new(move |link| {
                 Box::pin(async move {
-                    // The caller may be gone. What was done is done all the same.
+                    if sender.is_closed() {
+                        return;
+                    }
+                    // The caller may go. What was done is done all the same.
                     let _ = sender.send(job(link).await);
                 })
             }))

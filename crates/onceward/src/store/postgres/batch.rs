@@ -6,7 +6,7 @@ use sqlx::postgres::PgRow;
 use tracing::warn;
 
 use super::{
-    error::{Remedy, remedy},
+    error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     lane::{Element, Sender},
     link::{Call, Caller, Link, Lost, call},
     look::Look,
@@ -20,9 +20,6 @@ use crate::{
         request::encode_request,
     },
 };
-
-/// How often a batch is sent again, when its connection broke or others were in the way.
-const TRIES_MAX: u32 = 4;
 
 /// How often those are asked for again that others made between the two halves of a reserve.
 const ROUNDS_MAX: u32 = 3;
@@ -43,8 +40,10 @@ pub(super) struct GuardedWrite {
 /// What came of sending a batch.
 enum Sent {
     Answered(Vec<PgRow>),
-    /// Each element has to go by itself.
-    OneByOne,
+    /// Each element has to go by itself. An earlier try may have been carried out.
+    OneByOne {
+        may_have_happened: bool,
+    },
     Failed(StoreError),
 }
 
@@ -61,25 +60,21 @@ async fn send(link: &mut Link, bind: impl Fn(&Link) -> Call<'static>) -> Sent {
             Lost::NoAnswer => false,
             Lost::Failed(error) => match remedy(error) {
                 Remedy::Reconnect | Remedy::Again => tries < TRIES_MAX,
-                Remedy::Locked => return Sent::OneByOne,
+                Remedy::Locked => return Sent::OneByOne { may_have_happened },
                 Remedy::Refused => {
-                    warn!(%error, "a batch was refused, and goes one by one");
-                    return Sent::OneByOne;
+                    // One by one, most will come through: a defect of ours would go unnoticed.
+                    warn!(%error, "the server refused a batch");
+                    return Sent::OneByOne { may_have_happened };
                 }
             },
         };
         let error = lost.store_error();
         may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
         if !again {
-            return Sent::Failed(match may_have_happened {
-                true => StoreError::new(
-                    StoreErrorKind::Ambiguous,
-                    super::error::STORE,
-                    "the answer was lost",
-                )
-                .with_source(error),
-                false => error,
-            });
+            return Sent::Failed(if may_have_happened { answer_lost(error) } else { error });
+        }
+        if !matches!(&lost, Lost::Failed(error) if remedy(error) == Remedy::Reconnect) {
+            pause().await;
         }
     }
     unreachable!("the loop ends by itself")
@@ -106,6 +101,7 @@ impl Element for Reserve {
     async fn run(mut batch: Vec<Self>, link: &mut Link) {
         // In one order everywhere, so that batches cannot wait for each other in a circle.
         batch.sort_unstable_by(|a, b| a.ask.id.cmp(&b.ask.id));
+        let mut lost = false;
         for _ in 0..ROUNDS_MAX {
             let asks: Vec<&Ask> = batch.iter().map(|element| &element.ask).collect();
             batch = match send(link, |link| {
@@ -114,7 +110,10 @@ impl Element for Reserve {
             .await
             {
                 Sent::Answered(rows) => Self::answer_all(batch, &rows, link).await,
-                Sent::OneByOne => break,
+                Sent::OneByOne { may_have_happened } => {
+                    lost = may_have_happened;
+                    break;
+                }
                 Sent::Failed(error) => {
                     return batch.into_iter().for_each(|element| {
                         let _ = element.sender.send(Err(for_each(&error)));
@@ -126,7 +125,7 @@ impl Element for Reserve {
             }
         }
         for element in batch {
-            element.look_closer(None, link).await;
+            element.look_closer(None, lost, link).await;
         }
     }
 }
@@ -173,6 +172,7 @@ impl Reserve {
         for row in rows {
             let row = FoundRow(row);
             let index = match row.verdict() {
+                "later" => None,
                 "taken" => row.attempt().ok().and_then(|attempt| by_attempt.get(&attempt).copied()),
                 _ => row.position(),
             };
@@ -189,7 +189,7 @@ impl Reserve {
                     let _ = element.sender.send(Ok(reservation));
                 }
                 Some(Answer::Look(record, now)) => {
-                    element.look_closer(Some((record, now)), link).await;
+                    element.look_closer(Some((record, now)), false, link).await;
                 }
                 Some(Answer::Bad(bad)) => {
                     let _ = element.sender.send(Err(damaged(bad)));
@@ -203,9 +203,14 @@ impl Reserve {
         rest
     }
 
-    async fn look_closer(self, seen: Option<(Box<Record>, Timestamp)>, link: &Link) {
+    async fn look_closer(
+        self,
+        seen: Option<(Box<Record>, Timestamp)>,
+        may_have_happened: bool,
+        link: &Link,
+    ) {
         let Reserve { ask, sender } = self;
-        link.look_closer(Look::Reserve { ask, seen, sender }).await;
+        link.look_closer(Look::Reserve { ask, seen, may_have_happened, sender }).await;
     }
 }
 
@@ -282,7 +287,7 @@ impl Element for GuardedWrite {
             }
         }
         if !firsts.is_empty() {
-            let sent = send(link, |link| bind_writes(link, &guards(&firsts))).await;
+            let sent = send(link, |link| bind_writes(link, &guards(&firsts), None)).await;
             Self::answer_all(firsts, sent, link).await;
         }
         if !renewals.is_empty() {
@@ -290,7 +295,7 @@ impl Element for GuardedWrite {
             Self::answer_all(renewals, sent, link).await;
         }
         for element in seconds {
-            element.look_closer(link).await;
+            element.look_closer(false, link).await;
         }
     }
 }
@@ -310,9 +315,9 @@ fn read_attempt(row: &PgRow) -> Option<AttemptId> {
 
 impl GuardedWrite {
     async fn answer_all(batch: Vec<Self>, sent: Sent, link: &Link) {
-        let applied: HashSet<AttemptId> = match sent {
-            Sent::Answered(rows) => rows.iter().filter_map(read_attempt).collect(),
-            Sent::OneByOne => HashSet::new(),
+        let (applied, lost): (HashSet<AttemptId>, bool) = match sent {
+            Sent::Answered(rows) => (rows.iter().filter_map(read_attempt).collect(), false),
+            Sent::OneByOne { may_have_happened } => (HashSet::new(), may_have_happened),
             Sent::Failed(error) => {
                 return batch.into_iter().for_each(|element| {
                     let _ = element.sender.send(Err(for_each(&error)));
@@ -323,14 +328,14 @@ impl GuardedWrite {
             if applied.contains(&element.lease.attempt) {
                 let _ = element.sender.send(Ok(Written::Applied));
             } else {
-                element.look_closer(link).await;
+                element.look_closer(lost, link).await;
             }
         }
     }
 
-    async fn look_closer(self, link: &Link) {
+    async fn look_closer(self, may_have_happened: bool, link: &Link) {
         let GuardedWrite { lease, write, sender } = self;
-        link.look_closer(Look::Write { lease, write, sender }).await;
+        link.look_closer(Look::Write { lease, write, may_have_happened, sender }).await;
     }
 }
 
@@ -355,7 +360,12 @@ fn bind_renewals(link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'static> {
     }))
 }
 
-pub(super) fn bind_writes(link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'static> {
+/// `patience` as for [`bind_reserves`].
+pub(super) fn bind_writes(
+    link: &impl Caller,
+    batch: &[Guarded<'_>],
+    patience: Option<&str>,
+) -> Call<'static> {
     let replies = column(batch, |(_, write)| match write {
         Write::Complete(reply) => Some(reply_parts(reply)),
         _ => None,
@@ -378,4 +388,5 @@ pub(super) fn bind_writes(link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'st
         .bind(headers)
         .bind(schemas)
         .bind(bodies)
+        .bind(patience.map(str::to_owned))
 }

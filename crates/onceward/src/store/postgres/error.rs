@@ -1,8 +1,13 @@
 //! What PostgreSQL's errors mean to a caller, and to us.
 
+use std::time::Duration;
+
 use crate::store::{StoreError, StoreErrorKind};
 
 pub(super) const STORE: &str = "postgres";
+
+/// How often a call is made, when its connection broke or others were in the way.
+pub(super) const TRIES_MAX: u32 = 4;
 
 /// What to do about a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +62,23 @@ pub(super) fn store_error(error: &sqlx::Error) -> StoreError {
         (_, None) => (StoreErrorKind::Ambiguous, "the connection was lost"),
     };
     StoreError::new(kind, STORE, context).with_source(error.to_string())
+}
+
+/// The error for a call that was sent more than once, and of which an earlier one may have been
+/// carried out.
+pub(super) fn answer_lost(last: StoreError) -> StoreError {
+    match last.kind() {
+        StoreErrorKind::Unavailable => {
+            StoreError::new(StoreErrorKind::Ambiguous, STORE, "the answer was lost")
+                .with_source(last)
+        }
+        StoreErrorKind::Ambiguous | StoreErrorKind::Corrupt => last,
+    }
+}
+
+/// Before a call is made again that others were in the way of.
+pub(super) async fn pause() {
+    tokio::time::sleep(Duration::from_millis(rand::random_range(1..10))).await;
 }
 
 pub(super) fn no_answer() -> StoreError {

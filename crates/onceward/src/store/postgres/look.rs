@@ -1,11 +1,11 @@
 //! What a batch cannot answer, one record at a time: look, decide by the machine, and change the
 //! record if it is still what was looked at.
 
-use std::{pin::Pin, time::Duration};
+use std::pin::Pin;
 
 use super::{
     batch::damaged,
-    error::{Remedy, STORE, remedy},
+    error::{Remedy, STORE, answer_lost, pause, remedy},
     lane::{Element, Sender},
     link::{Caller, Link, Lost, call},
     row::{FoundRow, audit_json, record_json, reply_parts},
@@ -29,8 +29,19 @@ pub(super) enum Side {
 
 /// An element that a batch could not answer.
 pub(super) enum Look {
-    Reserve { ask: Ask, seen: Option<(Box<Record>, Timestamp)>, sender: Sender<Reservation> },
-    Write { lease: Lease, write: Write, sender: Sender<Written> },
+    Reserve {
+        ask: Ask,
+        seen: Option<(Box<Record>, Timestamp)>,
+        /// By the batch, whose answer was lost.
+        may_have_happened: bool,
+        sender: Sender<Reservation>,
+    },
+    Write {
+        lease: Lease,
+        write: Write,
+        may_have_happened: bool,
+        sender: Sender<Written>,
+    },
 }
 
 /// How often a record is looked at again that others keep changing, or whose connection broke.
@@ -54,15 +65,20 @@ impl Element for Side {
     async fn run(batch: Vec<Self>, link: &mut Link) {
         for element in batch {
             match element {
-                Side::Look(Look::Reserve { ask, seen, sender }) => {
+                Side::Look(Look::Reserve { ask, seen, may_have_happened, sender }) => {
+                    let _waiting = link.wait_for(&ask.id);
                     let reserved = reserve(link, &ask, seen).await;
-                    let _ = sender.send(reserved.map_err(StepFailed::into_error));
+                    let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
                 }
-                Side::Look(Look::Write { lease, write, sender }) => {
+                Side::Look(Look::Write { lease, write, may_have_happened, sender }) => {
+                    let _waiting = link.wait_for(&lease.id);
                     let written = self::write(link, &lease, &write).await;
-                    let _ = sender.send(written.map_err(StepFailed::into_error));
+                    let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
                 }
-                Side::Job(job) => job(link).await,
+                Side::Job(job) => {
+                    link.be_patient();
+                    job(link).await;
+                }
             }
         }
     }
@@ -86,9 +102,11 @@ pub(super) async fn reserve(
     let request = request.as_deref();
     let decide = |found: Option<&Record>, now| machine::reserve(found, ask, now);
     match step(link, &ask.id, seen, request, decide).await {
-        // A locked row is alive: somebody is at work on it. Not so our own call that is still on
-        // its way: what became of that is known when it has ended.
-        Err(StepFailed::Locked { seen: Some(record), .. }) if record.attempt != ask.attempt => {
+        // Work whose row is locked is alive. Whoever has the lock of anything else may be an earlier
+        // call of this very attempt: what became of that is known when it has ended.
+        Err(StepFailed::Locked { seen: Some(record), .. })
+            if record.attempt != ask.attempt && record.state == State::InProgress =>
+        {
             Ok(Reservation::Occupied { record, lease_ran_out: false })
         }
         other => other,
@@ -110,6 +128,12 @@ impl StepFailed {
         match self {
             StepFailed::Locked { error, .. } | StepFailed::Other(error) => error,
         }
+    }
+
+    /// The error, after a batch that may have been carried out.
+    fn after(self, may_have_happened: bool) -> StoreError {
+        let error = self.into_error();
+        if may_have_happened { answer_lost(error) } else { error }
     }
 }
 
@@ -136,8 +160,15 @@ pub(super) async fn step<C: Caller, A>(
                 match &lost {
                     Lost::Failed(cause) => match remedy(cause) {
                         Remedy::Reconnect | Remedy::Again if C::MAY_REPEAT => {}
+                        // Whether an earlier try of ours has the lock is known when it has ended.
+                        Remedy::Locked if may_have_happened => {
+                            return Err(StepFailed::Other(answer_lost(error)));
+                        }
                         Remedy::Locked => {
                             return Err(StepFailed::Locked { seen: record, error });
+                        }
+                        _ if may_have_happened => {
+                            return Err(StepFailed::Other(answer_lost(error)));
                         }
                         _ => return Err(StepFailed::Other(error)),
                     },
@@ -152,13 +183,9 @@ pub(super) async fn step<C: Caller, A>(
         };
         may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
         last = error;
-        tokio::time::sleep(Duration::from_millis(rand::random_range(1..10))).await;
+        pause().await;
     }
-    Err(StepFailed::Other(match may_have_happened {
-        true => StoreError::new(StoreErrorKind::Ambiguous, STORE, "the answer was lost")
-            .with_source(last),
-        false => last,
-    }))
+    Err(StepFailed::Other(if may_have_happened { answer_lost(last) } else { last }))
 }
 
 enum Trouble {
@@ -255,7 +282,8 @@ async fn change(
         .bind(request)
         .bind(audit.map(|audit| audit_json(audit).to_string()))
         .bind(evidence.as_ref().map(|reply| &reply.1[..]))
-        .bind(evidence.as_ref().and_then(|reply| reply.3));
+        .bind(evidence.as_ref().and_then(|reply| reply.3))
+        .bind(link.patience());
     let rows = link.fetch(query).await?;
     Ok(rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false))
 }

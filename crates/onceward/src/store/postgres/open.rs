@@ -1,12 +1,13 @@
 //! Connecting, and bringing the schema to the version of this release.
 
-use std::{str::FromStr as _, sync::Arc};
+use std::{io, str::FromStr as _, sync::Arc};
 
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions,
 };
+use tokio::time::timeout;
 
-use super::PgOptions;
+use super::{PgOptions, link::CONNECT_TIME_MAX};
 
 /// Migrations in order. The schema's table `migrations` says how many of them it has.
 const MIGRATIONS: [&str; 1] = [concat!(
@@ -97,11 +98,11 @@ impl Statements {
             )),
             renew: named("SELECT * FROM onceward.renew($1, $2, $3, $4, $5, $6)"),
             write: named(
-                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
             ),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(
-                "SELECT onceward.change($1, $2, $3::jsonb, $4::jsonb, $5, $6, $7, $8::jsonb, $9, $10)",
+                "SELECT onceward.change($1, $2, $3::jsonb, $4::jsonb, $5, $6, $7, $8::jsonb, $9, $10, $11)",
             ),
             remember: named(
                 "SELECT onceward.remember(\
@@ -162,7 +163,9 @@ fn in_schema(sql: &str, schema: &str) -> String {
 pub(super) async fn connect(options: &PgOptions) -> Result<PgConnection, sqlx::Error> {
     let connect = PgConnectOptions::from_str(&options.url)?;
     let connect = connect.application_name("onceward").disable_statement_logging();
-    connect.connect().await
+    // Whoever listens there may be silent for ever.
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+    timeout(CONNECT_TIME_MAX, connect.connect()).await.map_err(late)?
 }
 
 /// Connects once, and sees to it that the schema is there and of this version. Returns the name that
@@ -239,13 +242,16 @@ async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(
         let found = found.unwrap_or(0);
         return Err(PgConnectError::NotMigrated { schema: schema.into(), found, known });
     }
-    sqlx::raw_sql("BEGIN").execute(&mut *connection).await?;
+    // Whoever waited for the lock must see what was done under it.
+    sqlx::raw_sql("BEGIN ISOLATION LEVEL READ COMMITTED").execute(&mut *connection).await?;
     let lock = sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))");
     lock.bind(format!("onceward migration of {schema}")).execute(&mut *connection).await?;
     let have = version_of(connection, schema).await?;
     if have.is_none() {
+        // An owner of the schema need not be one who may make schemas.
         let begin = format!(
-            "CREATE SCHEMA IF NOT EXISTS \"{schema}\"; \
+            "DO $$ BEGIN IF to_regnamespace('\"{schema}\"') IS NULL THEN \
+             CREATE SCHEMA \"{schema}\"; END IF; END $$; \
              CREATE TABLE \"{schema}\".migrations (\
                  version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()); \
              CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL); \

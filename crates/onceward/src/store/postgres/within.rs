@@ -9,7 +9,7 @@ use super::{
     PgDatabase,
     batch::{Answer, bind_reserves, bind_writes, damaged, read_answer},
     error::{Remedy, remedy, store_error},
-    link::{Call, Caller, Lost, call},
+    link::{Call, Caller, Lost, PATIENCE, call},
     look::{self, StepFailed},
     open::Statements,
     outbox::{bind_stage, read_staged},
@@ -24,9 +24,6 @@ use crate::{
     store::{Advance, Advanced, Ask, Database, Reservation, Write, Written},
     transaction::sealed::{Begin, Connection, NotWritten},
 };
-
-/// How long one that reserves in its own transaction waits for another that has the key.
-const PATIENCE: &str = "1s";
 
 impl Begin for Postgres {
     fn begin(
@@ -70,6 +67,10 @@ impl Caller for Within<'_> {
 
     fn now(&self) -> Option<i64> {
         self.database.clock.as_ref().map(|clock| clock.now().as_micros())
+    }
+
+    fn patience(&self) -> &'static str {
+        PATIENCE
     }
 
     async fn fetch(&mut self, call: Call<'_>) -> Result<Vec<PgRow>, Lost> {
@@ -132,7 +133,7 @@ impl Connection for PgConnection {
     ) -> Result<Written, NotWritten> {
         let mut within = Within::new(self, database)?;
         let complete = Write::Complete(reply);
-        let write = bind_writes(&within, &[(lease, &complete)]);
+        let write = bind_writes(&within, &[(lease, &complete)], Some(PATIENCE));
         let rows = within.fetch(write).await.map_err(not_written)?;
         if !rows.is_empty() {
             return Ok(Written::Applied);

@@ -4,7 +4,7 @@ use sqlx::{Row as _, postgres::PgRow, types::Uuid};
 
 use super::{
     batch::damaged,
-    error::{Remedy, remedy},
+    error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller, Link, Lost, call},
     row::read_audit,
 };
@@ -20,6 +20,7 @@ pub(super) async fn fetch(
     link: &mut Link,
     bind: impl Fn(&Link) -> Call<'static>,
 ) -> Result<Vec<PgRow>, StoreError> {
+    let mut may_have_happened = false;
     let mut tries = 0;
     loop {
         tries += 1;
@@ -27,10 +28,15 @@ pub(super) async fn fetch(
             Ok(rows) => return Ok(rows),
             Err(lost) => lost,
         };
+        let error = lost.store_error();
         match &lost {
-            Lost::Failed(error)
-                if matches!(remedy(error), Remedy::Reconnect | Remedy::Again) && tries < 4 => {}
-            _ => return Err(lost.store_error()),
+            Lost::Failed(cause) if remedy(cause) == Remedy::Reconnect && tries < TRIES_MAX => {
+                may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
+            }
+            Lost::Failed(cause) if remedy(cause) == Remedy::Again && tries < TRIES_MAX => {
+                pause().await;
+            }
+            _ => return Err(if may_have_happened { answer_lost(error) } else { error }),
         }
     }
 }

@@ -1,0 +1,371 @@
+//! Many calls in one statement: what it costs, and that nobody pays for a stranger.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use onceward::{
+    PgStore, Store as _,
+    record::{Effects, State},
+    store::{Ask, Reservation, StoreErrorKind, Write, Written},
+    testing::samples::{ask, reply, retry},
+};
+use onceward_testbed::Postgres;
+use tokio::task::JoinSet;
+
+use crate::postgres_home::{Home, copy, lines, one, run};
+
+/// A store whose server writes each statement to its log.
+async fn logged() -> (Home, onceward_testbed::Database<'static>) {
+    let database = Postgres::shared().create_database();
+    let name = database.name();
+    database.psql(&format!("ALTER DATABASE {name} SET log_min_duration_statement = 0"));
+    database.psql(&format!("ALTER DATABASE {name} SET log_parameter_max_length = 0"));
+    (Home::at(database.url(), |options| options).await, database)
+}
+
+/// How many statements the server was sent for this schema: parsed, and executed.
+fn statements(home: &Home) -> (usize, usize) {
+    let log = Postgres::shared().log();
+    let ours = log.lines().filter(|line| line.contains(&home.schema));
+    let ours: Vec<&str> = ours.filter(|line| line.contains("duration: ")).collect();
+    let count = |word: &str| ours.iter().filter(|line| line.contains(word)).count();
+    (count(" parse sqlx_s_"), count(" execute sqlx_s_"))
+}
+
+async fn reserve_all(store: &Arc<PgStore>, asks: Vec<Ask>) -> Vec<Reservation> {
+    let mut tasks = JoinSet::new();
+    for asked in asks {
+        let store = Arc::clone(store);
+        tasks.spawn(async move { store.reserve(asked).await.expect("reserve answers") });
+    }
+    tasks.join_all().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_calls_at_once_are_a_few_statements() {
+    let (home, _database) = logged().await;
+    let asks: Vec<Ask> = (0..1_000).map(|number| ask(&format!("many-{number:04}"))).collect();
+    let granted = reserve_all(&home.store, asks.clone()).await;
+    assert!(granted.iter().all(|answer| matches!(answer, Reservation::Granted { .. })));
+    let (_, executed) = statements(&home);
+    assert!(executed < 100, "{executed} statements for 1000 reserves");
+
+    let mut tasks = JoinSet::new();
+    for answer in granted {
+        let Reservation::Granted { lease, .. } = answer else { unreachable!("looked at above") };
+        let store = Arc::clone(&home.store);
+        tasks.spawn(async move { store.write(&lease, Write::Complete(reply("done"))).await });
+    }
+    for written in tasks.join_all().await {
+        assert_eq!(written.expect("write answers"), Written::Applied);
+    }
+    let (_, with_writes) = statements(&home);
+    assert!(with_writes - executed < 100, "{} statements for 1000 writes", with_writes - executed);
+    let replayed = reserve_all(&home.store, asks.iter().map(retry).collect()).await;
+    let completed = |answer: &Reservation| match answer {
+        Reservation::Occupied { record, .. } => record.state == State::Completed,
+        _ => false,
+    };
+    assert!(replayed.iter().all(completed));
+    let (_, with_replays) = statements(&home);
+    assert!(with_replays - with_writes < 100, "{} for 1000 replays", with_replays - with_writes);
+}
+
+#[tokio::test]
+async fn a_call_that_is_alone_is_one_round_trip() {
+    let (home, _database) = logged().await;
+    // Both connections of each line have prepared their statements.
+    for number in 0..4 {
+        let lease = home.grant(&ask(&format!("warm-{number}"))).await;
+        home.write(&lease, Write::Renew(Duration::from_secs(90))).await;
+        home.write(&lease, Write::Complete(reply("done"))).await;
+    }
+    let mut before = statements(&home);
+    let mut cost = |what: &str| {
+        let after = statements(&home);
+        let cost = (after.0 - before.0, after.1 - before.1);
+        assert_eq!(cost, (0, 1), "{what}: parsed, executed");
+        before = after;
+    };
+    let asked = ask("alone-0001");
+    let lease = home.grant(&asked).await;
+    cost("a reserve that is granted");
+    let busy = home.store.reserve(retry(&asked)).await.expect("reserve answers");
+    assert!(matches!(busy, Reservation::Occupied { .. }), "{busy:?}");
+    cost("a reserve that finds work in progress");
+    home.write(&lease, Write::Renew(Duration::from_secs(90))).await;
+    cost("a renewal");
+    home.write(&lease, Write::Complete(reply("done"))).await;
+    cost("a complete");
+    let replay = home.store.reserve(retry(&asked)).await.expect("reserve answers");
+    assert!(matches!(replay, Reservation::Occupied { .. }), "{replay:?}");
+    cost("a replay");
+}
+
+/// A table that was never analysed, with this many records of one scope.
+async fn never_analysed(rows: u32) -> Home {
+    let home = Home::new().await;
+    let mut look = home.connection().await;
+    for table in ["records", "leases", "replies"] {
+        run(&mut look, &format!("ALTER TABLE {table} SET (autovacuum_enabled = false)")).await;
+    }
+    run(
+        &mut look,
+        &format!(
+            "INSERT INTO records (scope, key, recipe, fingerprint, generation, state, attempt, \
+                 fence, attempts, effects, route, method, path, created_at, started_at, \
+                 lease_until, max_execution, expires_at, retention, tombstone, void, check_at, \
+                 reap_at) \
+             SELECT 'tenant', 'filled-' || n, 1, decode(repeat('01', 32), 'hex'), 1, 'in_progress', \
+                    md5(n::text)::uuid, 7, 1, 'external', 'r', 'POST', '/', 1, 1, 9000, 5, 9000, 5, \
+                    5, false, 9000, 9000 FROM generate_series(1, {rows}) AS n; \
+             INSERT INTO leases SELECT check_at, record_id FROM records"
+        ),
+    )
+    .await;
+    home
+}
+
+/// How many pages the server looked at for a call, on a connection that knows no plans.
+async fn pages(home: &Home, call: &str) -> u64 {
+    let mut look = home.connection().await;
+    run(&mut look, "BEGIN").await;
+    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) {call}");
+    let explained = lines(&mut look, &explain).await;
+    run(&mut look, "ROLLBACK").await;
+    let buffers = explained.iter().find_map(|line| line.trim().strip_prefix("Buffers: shared "));
+    let buffers = buffers.unwrap_or_else(|| panic!("no buffers in {explained:?}"));
+    let counted = ["hit=", "read="].map(|kind| {
+        let count = buffers.split(' ').find_map(|part| part.strip_prefix(kind));
+        count.map_or(0, |count| count.parse::<u64>().expect("a number"))
+    });
+    counted.iter().sum()
+}
+
+/// An array of 256 of these, for each n of a range.
+fn array(from: u32, value: &str) -> String {
+    format!("(SELECT array_agg({value}) FROM generate_series({from}, {from} + 255) AS n)")
+}
+
+fn reserve_call(schema: &str, from: u32) -> String {
+    let value = |value: &str| array(from, value);
+    format!(
+        "SELECT * FROM {schema}.reserve(8, {scope}, {key}, {one}, {fingerprint}, {attempt}, {mode}, \
+         {long}, {long}, {long}, {long}, {effects}, {name}, {name}, {name}, NULL, NULL)",
+        scope = value("('tenant')::text"),
+        key = value("('filled-' || n)::text"),
+        one = value("1"),
+        fingerprint = value("decode(repeat('01', 32), 'hex')"),
+        attempt = value("gen_random_uuid()"),
+        mode = value("('execute')::text"),
+        long = value("5::bigint"),
+        effects = value("('external')::text"),
+        name = value("('x')::text"),
+    )
+}
+
+fn guarded_call(schema: &str, from: u32, function: &str) -> String {
+    let value = |value: &str| array(from, value);
+    let rest = match function {
+        "renew" => value("5::bigint"),
+        _ => [
+            value("'complete'::text"),
+            value("NULL::text"),
+            value("200::smallint"),
+            value("'\\x01'::bytea"),
+            value("NULL::text"),
+            value("'body'::bytea"),
+            "NULL".to_owned(),
+        ]
+        .join(", "),
+    };
+    format!(
+        "SELECT * FROM {schema}.{function}(8, {scope}, {key}, {attempt}, {fence}, {rest})",
+        scope = value("('tenant')::text"),
+        key = value("('filled-' || n)::text"),
+        attempt = value("md5(n::text)::uuid"),
+        fence = value("7::bigint"),
+    )
+}
+
+#[tokio::test]
+async fn a_batch_on_a_table_that_was_never_analysed_reads_no_more_than_on_one_that_was() {
+    const ROWS: u32 = 200_000;
+    let home = never_analysed(ROWS).await;
+    let schema = &home.schema;
+    let calls = [
+        ("a reserve of what is there", reserve_call(schema, 1_000)),
+        ("a reserve of what is not", reserve_call(schema, ROWS + 1)),
+        ("a write", guarded_call(schema, 1_000, "write")),
+        ("a renewal", guarded_call(schema, 1_000, "renew")),
+    ];
+    let mut never = Vec::new();
+    for (_, call) in &calls {
+        never.push(pages(&home, call).await);
+    }
+    run(&mut home.connection().await, "ANALYZE records, leases, replies").await;
+    for ((what, call), never) in calls.iter().zip(never) {
+        let analysed = pages(&home, call).await;
+        println!("{what}: {never} pages, {analysed} analysed");
+        assert!(never <= 2 * analysed, "{what}: {never} pages, {analysed} analysed");
+        assert!(never < 256 * 40, "{what} of 256 elements reads {never} pages");
+    }
+}
+
+#[tokio::test]
+async fn a_locked_record_does_not_hold_up_strangers_and_is_answered_honestly() {
+    let home = Home::new().await;
+    let locked = home.grant(&ask("locked-0001")).await;
+    let mut strangers = Vec::new();
+    for number in 0..200 {
+        strangers.push(home.grant(&ask(&format!("stranger-{number:04}"))).await);
+    }
+    let mut other = home.connection().await;
+    run(&mut other, "BEGIN; SELECT 1 FROM records WHERE key = 'locked-0001' FOR UPDATE").await;
+    let begun = Instant::now();
+    let mut writing = JoinSet::new();
+    for lease in strangers.into_iter().chain([copy(&locked)]) {
+        let store = Arc::clone(&home.store);
+        writing.spawn(async move {
+            let key = lease.id.key.as_str().to_owned();
+            (key, store.write(&lease, Write::Complete(reply("done"))).await)
+        });
+    }
+    let mut stranger_took = Duration::ZERO;
+    while let Some(written) = writing.join_next().await {
+        match written.expect("no panic") {
+            (key, written) if key == "locked-0001" => {
+                let error = written.expect_err("somebody has it");
+                assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+                assert!(error.to_string().contains("locked"), "{error}");
+            }
+            (key, written) => {
+                assert_eq!(written.expect("write answers"), Written::Applied, "{key}");
+                stranger_took = begun.elapsed();
+            }
+        }
+    }
+    println!("strangers took {stranger_took:?}");
+    // A look does not wait for it.
+    let seen = home.store.reserve(retry(&ask("locked-0001"))).await.expect("reserve answers");
+    assert!(matches!(seen, Reservation::Occupied { .. }), "{seen:?}");
+    run(&mut other, "COMMIT").await;
+    home.write(&locked, Write::Complete(reply("done"))).await;
+}
+
+/// Each retry of it would have to wait for its row.
+#[tokio::test]
+async fn a_storm_of_retries_for_a_locked_record_does_not_hold_up_single_calls() {
+    let home = Home::new().await;
+    let asked = Ask { effects: Effects::Phased, ..ask("storm-0001") };
+    home.occupy(&asked).await;
+    let mut other = home.connection().await;
+    run(
+        &mut other,
+        "UPDATE records SET lease_until = 1; BEGIN; \
+         SELECT 1 FROM records WHERE key = 'storm-0001' FOR UPDATE",
+    )
+    .await;
+    let mut storm = JoinSet::new();
+    for _ in 0..100 {
+        let (store, again) = (Arc::clone(&home.store), retry(&asked));
+        storm.spawn(async move { store.reserve(again).await });
+    }
+    // One of them has come to an end: the others are in line.
+    let first = storm.join_next().await.expect("a hundred").expect("no panic");
+    println!("the first of the storm: {:?}", first.map(|_| ()));
+    let begun = Instant::now();
+    home.store.ping().await.expect("well");
+    let took = begun.elapsed();
+    println!("a ping took {took:?}");
+    assert!(took < Duration::from_secs(3), "a ping took {took:?}");
+    run(&mut other, "ROLLBACK").await;
+    let mut granted = 0;
+    while let Some(answer) = storm.join_next().await {
+        granted += match answer.expect("no panic") {
+            Ok(Reservation::Granted { .. }) => 1,
+            Ok(Reservation::Occupied { .. }) | Err(_) => 0,
+            Ok(other) => panic!("{other:?}"),
+        };
+    }
+    assert!(granted <= 1, "{granted} of the storm were granted");
+}
+
+#[tokio::test]
+async fn one_element_that_the_server_refuses_does_not_fail_the_others() {
+    let home = Home::new().await;
+    let mut asks: Vec<Ask> = (0..50).map(|number| ask(&format!("good-{number:02}"))).collect();
+    asks.push(Ask { route: "pay\0ments".into(), ..ask("poisoned") });
+    let mut tasks = JoinSet::new();
+    for asked in asks {
+        let store = Arc::clone(&home.store);
+        tasks.spawn(async move { (asked.clone(), store.reserve(asked).await) });
+    }
+    for (asked, answer) in tasks.join_all().await {
+        match (asked.id.key.as_str(), answer) {
+            ("poisoned", Err(error)) => assert_eq!(error.kind(), StoreErrorKind::Unavailable),
+            ("poisoned", Ok(answer)) => panic!("a text cannot hold a NUL: {answer:?}"),
+            (_, answer) => {
+                let answer = answer.expect("reserve answers");
+                assert!(matches!(answer, Reservation::Granted { .. }), "{answer:?}");
+            }
+        }
+    }
+    let mut look = home.connection().await;
+    assert_eq!(one::<i64>(&mut look, "SELECT count(*) FROM records").await, 50);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_finishes_what_stands_in_line_and_tells_the_rest() {
+    let home = Home::new().await;
+    let mut tasks = JoinSet::new();
+    for number in 0..3_000 {
+        let store = Arc::clone(&home.store);
+        tasks.spawn(async move {
+            let asked = ask(&format!("closing-{number:05}"));
+            (asked.id.key.as_str().to_owned(), store.reserve(asked).await)
+        });
+    }
+    // Some have been answered, most have not.
+    let mut answers = vec![tasks.join_next().await.expect("some").expect("no panic")];
+    home.store.close().await;
+    answers.extend(tasks.join_all().await);
+    let mut look = home.connection().await;
+    let there = lines(&mut look, "SELECT key FROM records ORDER BY key").await;
+    let mut granted = Vec::new();
+    for (key, answer) in answers {
+        match answer {
+            Ok(Reservation::Granted { .. }) => granted.push(key),
+            Ok(other) => panic!("{key}: {other:?}"),
+            Err(error) => {
+                let said = error.kind();
+                assert!(
+                    said == StoreErrorKind::Ambiguous || there.binary_search(&key).is_err(),
+                    "{key}: {error:?}"
+                );
+            }
+        }
+    }
+    granted.sort();
+    assert!(granted.iter().all(|key| there.binary_search(key).is_ok()));
+    println!("{} granted, {} there", granted.len(), there.len());
+    let late = home.store.reserve(ask("late")).await.expect_err("closed");
+    assert!(late.to_string().contains("closed"), "{late}");
+}
+
+/// Hundreds of retries of one large reply must fit into memory, and into the time of a call.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_storm_of_replays_of_a_large_reply_is_answered() {
+    let home = Home::new().await;
+    let asked = ask("large-0001");
+    let lease = home.grant(&asked).await;
+    let body = vec![b'x'; 1 << 20];
+    home.write(&lease, Write::Complete(reply(body.clone()))).await;
+    let asks = (0..300).map(|_| retry(&asked)).collect();
+    for answer in reserve_all(&home.store, asks).await {
+        let Reservation::Occupied { record, .. } = answer else { panic!("{answer:?}") };
+        assert_eq!(record.reply.as_ref().map(|reply| reply.body_bytes().len()), Some(body.len()));
+    }
+}

@@ -1,0 +1,193 @@
+//! Deliberate bugs in the SQL of the PostgreSQL store are found by the store suite.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use onceward::{
+    PgOptions, PgStore,
+    clock::ManualClock,
+    testing::{self, Harness, suite},
+};
+use onceward_testbed::Postgres;
+use sqlx::{Connection as _, PgConnection};
+
+use crate::postgres_home::{new_schema, one, run};
+
+/// A change to the text of one function, or a statement.
+#[derive(Clone, Copy)]
+enum Bug {
+    /// In this function, these texts by those.
+    In(&'static str, &'static [(&'static str, &'static str)]),
+    /// There may be two rows for one key, and whoever saw none inserts one.
+    CheckThenInsert,
+}
+
+const NO_FENCE: Bug = Bug::In("write", &[(" AND r.fence = a.fence", "")]);
+const NO_ATTEMPT: Bug = Bug::In("write", &[(" AND r.attempt = a.attempt", "")]);
+const NO_STATE: Bug = Bug::In("write", &[("AND r.state = 'in_progress'", "")]);
+const RENEWS_WITHOUT_FENCE: Bug = Bug::In("renew", &[("AND r.fence = a.fence", "")]);
+const OVERWRITES: Bug = Bug::In(
+    "change",
+    &[
+        ("FOR NO KEY UPDATE", ""),
+        ("IF old.record_id IS NOT NULL\n       AND (old", "IF false AND (old"),
+    ],
+);
+const FORGETS_THE_FINGERPRINT: Bug =
+    Bug::In("reserve", &[("r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe", "false")]);
+const TAKES_WORK_AT_REST: Bug = Bug::In("step", &[("OR r.state <> 'in_progress'", "")]);
+const SWEEPS_LIVE_LEASES: Bug = Bug::In(
+    "sweep",
+    &[
+        ("l.check_at <= t", "true"),
+        ("IF due.lease_until > t", "IF false"),
+        ("\n              AND r.lease_until <= t", ""),
+    ],
+);
+const SWEEPS_EVERYTHING_TO_RETRYABLE: Bug = Bug::In(
+    "sweep",
+    &[("r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless", "true AS harmless")],
+);
+const REAPS_WHAT_IS_NOT_TERMINAL: Bug = Bug::In(
+    "reap",
+    &[
+        ("r.state IN ('completed', 'failed_retryable', 'expired')", "true"),
+        ("r.state IN ('completed', 'failed_retryable')\n", "true\n"),
+    ],
+);
+const REAPS_TOO_EARLY: Bug = Bug::In(
+    "reap",
+    &[("r.reap_at <= t", "true"), ("AND r.expires_at <= t", ""), ("r.expires_at <= t AND", "")],
+);
+
+/// A store with a bug.
+async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
+    let (url, schema) = (Postgres::shared().url("postgres"), new_schema());
+    let options = PgOptions::new(&*url).schema(&*schema).clock(Arc::new(clock));
+    let store = PgStore::connect(options).await.expect("a store");
+    let mut connection = PgConnection::connect(&url).await.expect("a connection");
+    match bug {
+        None => {}
+        Some(Bug::In(function, changes)) => {
+            change(&mut connection, &schema, function, changes).await;
+        }
+        Some(Bug::CheckThenInsert) => {
+            run(
+                &mut connection,
+                &format!(
+                    "ALTER TABLE {schema}.records DROP CONSTRAINT records_scope_key_key; \
+                     CREATE INDEX records_scope_key_key ON {schema}.records (scope, key)"
+                ),
+            )
+            .await;
+            let on_conflict = &[("ON CONFLICT (scope, key) DO NOTHING", "")];
+            change(&mut connection, &schema, "reserve", on_conflict).await;
+            change(&mut connection, &schema, "change", on_conflict).await;
+        }
+    }
+    store
+}
+
+async fn change(
+    connection: &mut PgConnection,
+    schema: &str,
+    function: &str,
+    changes: &[(&str, &str)],
+) {
+    let definition = format!(
+        "SELECT pg_get_functiondef(p.oid) FROM pg_proc p \
+         WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = '{function}'"
+    );
+    let mut definition: String = one(connection, &definition).await;
+    for (from, to) in changes {
+        assert!(definition.contains(from), "{function} has no {from:?}: {definition}");
+        definition = definition.replace(from, to);
+    }
+    run(connection, &definition).await;
+}
+
+/// The case fails on a store with the bug, and on no other.
+fn found_by<Ran: Future<Output = ()>>(bug: Bug, case: impl Fn(Harness) -> Ran) {
+    testing::run(|clock| broken(clock, None), &case);
+    let on_a_broken_one = || testing::run(move |clock| broken(clock, Some(bug)), &case);
+    let failed = catch_unwind(AssertUnwindSafe(on_a_broken_one));
+    assert!(failed.is_err(), "the case does not see the bug");
+}
+
+#[test]
+fn a_write_that_does_not_look_at_the_fence_is_found() {
+    found_by(NO_FENCE, suite::writing::a_write_needs_its_attempt_and_its_fence);
+}
+
+#[test]
+fn a_write_that_does_not_look_at_the_attempt_is_found() {
+    found_by(NO_ATTEMPT, suite::writing::a_write_needs_its_attempt_and_its_fence);
+}
+
+#[test]
+fn a_write_that_does_not_look_at_the_state_is_found() {
+    found_by(NO_STATE, suite::writing::a_late_release_by_the_unknown_attempt_is_refused);
+}
+
+#[test]
+fn a_renewal_that_does_not_look_at_the_fence_is_found() {
+    found_by(RENEWS_WITHOUT_FENCE, suite::writing::a_write_needs_its_attempt_and_its_fence);
+}
+
+#[test]
+fn a_change_that_does_not_look_at_what_is_there_is_found() {
+    found_by(
+        OVERWRITES,
+        suite::racing::of_100_concurrent_reserves_of_a_free_record_exactly_one_is_granted,
+    );
+}
+
+#[test]
+fn a_check_before_an_insert_without_a_unique_key_is_found() {
+    found_by(
+        Bug::CheckThenInsert,
+        suite::racing::of_100_concurrent_reserves_exactly_one_is_granted,
+    );
+}
+
+#[test]
+fn a_reserve_that_does_not_look_at_the_fingerprint_is_answered_by_the_machine() {
+    // What the batch lets through, the machine looks at: two nets, and both hold.
+    testing::run(
+        |clock| broken(clock, Some(FORGETS_THE_FINGERPRINT)),
+        suite::reserving::another_request_never_gets_the_key_in_any_state,
+    );
+}
+
+#[test]
+fn a_step_on_work_at_rest_is_found() {
+    found_by(TAKES_WORK_AT_REST, suite::stepping::only_work_in_progress_advances);
+}
+
+#[test]
+fn a_sweep_of_live_leases_is_found() {
+    found_by(SWEEPS_LIVE_LEASES, suite::leases::sweep_skips_live_leases_and_records_at_rest);
+}
+
+#[test]
+fn a_sweep_that_lets_everything_run_again_is_found() {
+    found_by(
+        SWEEPS_EVERYTHING_TO_RETRYABLE,
+        suite::leases::sweep_moves_records_on_by_their_effects,
+    );
+}
+
+#[test]
+fn a_reap_of_what_is_not_terminal_is_found() {
+    found_by(
+        REAPS_WHAT_IS_NOT_TERMINAL,
+        suite::expiring::reap_never_touches_a_record_that_is_not_terminal,
+    );
+}
+
+#[test]
+fn a_reap_before_retention_is_over_is_found() {
+    found_by(REAPS_TOO_EARLY, suite::expiring::retention_that_ends_exactly_now_is_over);
+}
