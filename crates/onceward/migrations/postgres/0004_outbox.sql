@@ -257,6 +257,25 @@ BEGIN
 END
 $$;
 
+-- Those of these messages that are dead letters, locked in the order of their ids.
+CREATE FUNCTION onceward.locked_dead(ids bigint[]) RETURNS bigint[]
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN ARRAY(
+        SELECT d.message_id
+        FROM (SELECT DISTINCT unnest(ids) AS id ORDER BY 1) i
+        CROSS JOIN LATERAL (SELECT o.message_id FROM onceward.outbox o
+                            WHERE o.message_id = i.id AND o.state = 'dead' FOR UPDATE) d);
+END
+$$;
+
 -- Makes these dead letters ready again. Forgets their claims: whoever made one can settle nothing
 -- any more. Returns which it were.
 CREATE FUNCTION onceward.redrive(at bigint, ids bigint[]) RETURNS SETOF bigint
@@ -267,16 +286,13 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(redrive.at);
+    dead bigint[] := onceward.locked_dead(ids);
 BEGIN
     RETURN QUERY
     UPDATE onceward.outbox o SET
         state = 'ready', attempts = 0, ambiguous = false, next_at = t, attempt = NULL,
         lease_until = NULL
-    WHERE o.message_id = ANY (ARRAY(
-              SELECT d.message_id FROM onceward.outbox d
-              WHERE d.message_id = ANY (ids) AND d.state = 'dead'
-              ORDER BY d.message_id FOR UPDATE))
-      AND o.state = 'dead'
+    WHERE o.message_id = ANY (dead)
     RETURNING o.message_id;
 END
 $$;
@@ -298,15 +314,13 @@ SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    dead bigint[] := onceward.locked_dead(ids);
     gone bigint[];
     aggregates text[];
     ended text;
 BEGIN
-    PERFORM FROM onceward.outbox d WHERE d.message_id = ANY (ids) AND d.state = 'dead'
-    ORDER BY d.message_id FOR UPDATE;
     WITH deleted AS (
-        DELETE FROM onceward.outbox d
-        WHERE d.message_id = ANY (ids) AND d.state = 'dead' AND onceward.is_over(d)
+        DELETE FROM onceward.outbox d WHERE d.message_id = ANY (dead) AND onceward.is_over(d)
         RETURNING d.message_id, d.aggregate)
     SELECT array_agg(d.message_id), array_agg(d.aggregate) FILTER (WHERE d.aggregate IS NOT NULL)
     INTO gone, aggregates FROM deleted d;

@@ -7,7 +7,7 @@ use onceward::{
     Message, OutboxStore, PgOptions, PgStore, Store as _,
     outbox::{Claimed, MessageId, MessageState, Settlement, Staged},
     record::{AttemptId, Lease},
-    store::{Reservation, StoreErrorKind, Write},
+    store::{Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, reply},
 };
 use onceward_testbed::{Database, Postgres};
@@ -65,7 +65,7 @@ impl Outbox {
             assert_eq!(staged, Staged::Applied);
         }
         let completed = self.store.write(&lease, Write::Complete(reply("done"))).await;
-        completed.expect("an answer");
+        assert_eq!(completed.expect("an answer"), Written::Applied);
     }
 
     async fn claim_as(&self, attempt: AttemptId) -> Vec<Claimed> {
@@ -88,7 +88,7 @@ impl Outbox {
         text.unwrap_or_default()
     }
 
-    /// What the statements of the open transaction read of the outbox, row by row and by index.
+    /// What this connection has read of the outbox, row by row and by index, not long ago.
     async fn read(&mut self) -> (i64, i64) {
         let read = "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables \
                     WHERE relname = 'outbox'";
@@ -132,9 +132,10 @@ async fn what_is_held_behind_a_dead_letter_is_looked_at_once_however_much_it_is(
     on.sql("BEGIN").await;
     let claim = "SELECT count(*)::text FROM onceward.claim_messages(\
                  NULL, 10, '{ledger}', 1000000, gen_random_uuid())";
+    let before = on.read().await;
     assert_eq!(on.sql(claim).await, "0");
-    let (row_by_row, by_index) = on.read().await;
-    assert!(row_by_row == 0 && by_index <= 5, "{row_by_row} {by_index}");
+    let after = on.read().await;
+    assert!(after.0 == before.0 && after.1 <= before.1 + 5, "{before:?} {after:?}");
     on.sql("ROLLBACK").await;
     // The twin: without the marks it looks at many.
     on.sql("BEGIN").await;
@@ -164,15 +165,18 @@ async fn every_call_finds_its_messages_by_an_index() {
         ("onceward.purge_done(NULL, 0, 5)", 20),
     ] {
         on.sql("BEGIN").await;
+        let before = on.read().await;
         let sql = sqlx::AssertSqlSafe(format!("SELECT * FROM {call}"));
         sqlx::query(sql).fetch_all(&mut on.beside).await.expect(call);
-        let (row_by_row, by_index) = on.read().await;
-        assert!(row_by_row == 0 && by_index <= most, "{call}: {row_by_row} {by_index}");
+        let after = on.read().await;
+        let few = after.0 == before.0 && after.1 <= before.1 + most;
+        assert!(few, "{call}: {before:?} {after:?}");
         on.sql("ROLLBACK").await;
     }
     on.sql("BEGIN").await;
+    let before = on.read().await;
     on.sql("SELECT count(*)::text FROM onceward.outbox WHERE last_error = 'x'").await;
-    assert_eq!(on.read().await.0, 4000, "the twin without an index");
+    assert_eq!(on.read().await.0, before.0 + 4000, "the twin without an index");
 }
 
 #[tokio::test]
@@ -304,6 +308,21 @@ async fn a_message_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way() {
     assert_eq!(on.store.list(MessageState::Dead, None, 10).await.expect("an answer"), []);
 }
 
+#[tokio::test]
+async fn a_database_whose_statements_do_not_see_what_others_commit_is_refused() {
+    let database = Postgres::shared().create_database();
+    let name = database.name();
+    let level = |level: &str| {
+        let alter = "ALTER DATABASE {} SET default_transaction_isolation = ";
+        database.psql(&format!("{}'{level}'", alter.replace("{}", name)));
+    };
+    level("repeatable read");
+    let error = PgStore::connect(PgOptions::new(database.url())).await.expect_err("refused");
+    assert!(error.to_string().contains("`repeatable read`"), "{error}");
+    level("read committed");
+    PgStore::connect(PgOptions::new(database.url())).await.expect("a store");
+}
+
 const STAGERS: u64 = 6;
 const RELAYS: u64 = 5;
 const EACH: u64 = 40;
@@ -371,7 +390,8 @@ async fn stage_slowly(store: Arc<PgStore>, pool: PgPool, seed: u64, number: u64)
         stage.bind(aggregate).execute(&mut *tx).await.expect("staged");
         tokio::time::sleep(Duration::from_micros(random.random_range(0..4000))).await;
         tx.commit().await.expect("committed");
-        store.write(&lease, Write::Complete(reply("done"))).await.expect("completed");
+        let completed = store.write(&lease, Write::Complete(reply("done"))).await;
+        assert_eq!(completed.expect("an answer"), Written::Applied);
     }
 }
 

@@ -34,6 +34,12 @@ pub enum PgConnectError {
     /// The server is too old.
     #[error("the server is PostgreSQL {0}; 13 or later is needed")]
     Old(String),
+    /// Statements of one function would not see what was committed between them.
+    #[error(
+        "new transactions are `{0}` here; let default_transaction_isolation be `read committed` for \
+         the role or the database"
+    )]
+    Isolation(String),
     /// Written by a newer version.
     #[error(
         "schema {schema} has version {found}, and this version knows {known}; use a newer onceward"
@@ -201,8 +207,11 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectEr
     }
     PgConnectOptions::from_str(&options.url).map_err(PgConnectError::Url)?;
     let mut connection = connect(options).await?;
+    let isolation: String =
+        sqlx::query_scalar("SHOW default_transaction_isolation").fetch_one(&mut connection).await?;
     let checked = match old_server(&mut connection).await? {
         Some(version) => Err(PgConnectError::Old(version)),
+        None if isolation != "read committed" => Err(PgConnectError::Isolation(isolation)),
         None => match migrate(&mut connection, options).await {
             Ok(()) => Ok(name_of(&mut connection, options).await?),
             Err(error) => Err(error),
