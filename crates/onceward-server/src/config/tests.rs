@@ -232,3 +232,17 @@ fn every_setting_of_a_route_is_understood() {
         assert!(policy.contains(part), "{part} in {policy}");
     }
 }
+
+#[test]
+fn upstreams_take_part_in_transactions_where_they_share_a_database() {
+    for effects in ["local", "phased"] {
+        let defaults = format!("[defaults]\neffects = \"{effects}\"\n");
+        let shared = format!("{defaults}[store]\nurl = \"postgres://127.0.0.1/shop\"");
+        let config = with_file(&shared).expect("valid");
+        assert!(format!("{:?}", config.policy).to_lowercase().contains(effects));
+        for other in ["memory:", "file:x.db"] {
+            let refused = refusal(&format!("{defaults}[store]\nurl = \"{other}\""));
+            assert!(refused.contains("postgres:// store only"), "{refused}");
+        }
+    }
+}

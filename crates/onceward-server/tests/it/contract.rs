@@ -10,7 +10,7 @@ use std::{
 use onceward_testbed::{Database, Postgres};
 use tempfile::TempDir;
 
-use crate::support::{Answer, Gateway, post};
+use crate::support::{Answer, Gateway, Upstream, ok, post};
 
 const GUIDE: &str = include_str!("../../../../docs/guide/sql-contract.md");
 
@@ -188,7 +188,7 @@ fn without_a_declaration_nobody_guesses_about_a_service_that_is_killed_before_it
 #[test]
 fn a_success_that_a_local_service_did_not_complete_is_unknown_and_logged() {
     let shop = Shop::open();
-    let careless = crate::support::Upstream::start(|_, _| crate::support::ok("done"));
+    let careless = Upstream::start(|_, _| ok("done"));
     let url = shop.database.url();
     let toml = format!("[store]\nurl = \"{url}\"\n[defaults]\neffects = \"local\"\n");
     let gateway = Gateway::with(careless.address, &toml);
