@@ -143,7 +143,7 @@ fn wrong_values_are_named_with_their_key_and_what_was_probably_meant() {
             "[defaults]\nretention = \"5m\"",
             "defaults.retention: retention must be between one hour and 400 days",
         ),
-        ("[defaults]\neffects = \"local\"", "defaults.effects: effects `local` need"),
+        ("[defaults]\neffects = \"local\"", "defaults.effects: effects `local` need an upstream"),
         ("[defaults]\nwait = \"5s\"", "defaults.wait has a meaning only with in_flight"),
         ("[defaults]\nin_flight = \"wait\"\nwait = \"11s\"", "defaults.wait must be at most 10s"),
         (
@@ -230,5 +230,19 @@ fn every_setting_of_a_route_is_understood() {
         "v2",
     ] {
         assert!(policy.contains(part), "{part} in {policy}");
+    }
+}
+
+#[test]
+fn upstreams_take_part_in_transactions_where_they_share_a_database() {
+    for effects in ["local", "phased"] {
+        let defaults = format!("[defaults]\neffects = \"{effects}\"\n");
+        let shared = format!("{defaults}[store]\nurl = \"postgres://127.0.0.1/shop\"");
+        let config = with_file(&shared).expect("valid");
+        assert!(format!("{:?}", config.policy).to_lowercase().contains(effects));
+        for other in ["memory:", "file:x.db"] {
+            let refused = refusal(&format!("{defaults}[store]\nurl = \"{other}\""));
+            assert!(refused.contains("postgres:// store only"), "{refused}");
+        }
     }
 }

@@ -411,7 +411,7 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM onceward.records
     WHERE scope = record_scope AND key = record_key FOR NO KEY UPDATE;
-    IF r.attempt IS DISTINCT FROM record_attempt OR r.fence <> record_fence
+    IF r.attempt IS DISTINCT FROM record_attempt OR r.fence IS DISTINCT FROM record_fence
        OR r.state <> 'in_progress' THEN
         RETURN 'superseded';
     END IF;
