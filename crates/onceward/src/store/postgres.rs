@@ -145,12 +145,14 @@ impl PgStore {
         let (closing_batches, batches_close) = watch::channel(false);
         let (closing_side, side_closes) = watch::channel(false);
         let waited_for = WaitedFor::default();
-        let single = (0..singles).map(|_| link().beside(&waited_for)).collect();
-        let side = Lane::start(single, &side_closes);
+        let singles = |side: &Lane<Side>| {
+            (0..singles).map(|_| link().beside(&waited_for).with_side(side)).collect()
+        };
+        let side = Lane::start(singles, &side_closes);
         let links = |count| (0..count).map(|_| link().with_side(&side)).collect();
         Ok(PgStore {
-            reserves: Lane::start(links(reserves), &batches_close),
-            writes: Lane::start(links(writes), &batches_close),
+            reserves: Lane::start(|_| links(reserves), &batches_close),
+            writes: Lane::start(|_| links(writes), &batches_close),
             side,
             database: PgDatabase { name, statements, clock: options.clock.clone() },
             closing_batches,

@@ -264,23 +264,6 @@ async fn work(store: &Arc<PgStore>, keys: u32) {
     assert_eq!(granted, keys);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_store_works_where_every_transaction_is_serializable() {
-    for isolation in ["repeatable read", "serializable"] {
-        let database = Postgres::shared().create_database();
-        let name = database.name();
-        database.psql(&format!(
-            "ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'"
-        ));
-        let home = Home::at(database.url(), |options| options).await;
-        let mut look = home.connection().await;
-        assert_eq!(one::<String>(&mut look, "SHOW transaction_isolation").await, isolation);
-        work(&home.store, 500).await;
-        home.store.sweep(10).await.expect("swept");
-        home.store.reap(10).await.expect("reaped");
-    }
-}
-
 #[tokio::test]
 async fn a_read_only_server_is_named_and_left_when_it_is_writable_again() {
     let database = Postgres::shared().create_database();

@@ -10,7 +10,7 @@ use sqlx::{
     AssertSqlSafe, Connection as _, PgConnection, Postgres,
     postgres::{PgArguments, PgRow},
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     PgOptions,
@@ -125,7 +125,20 @@ impl Link {
     /// Has an element looked at by itself. Dropped without a side, its caller is told.
     pub(super) async fn look_closer(&self, look: Look) {
         if let Some(side) = &self.side {
-            side.hand_over(Side::Look(look)).await;
+            side.hand_over(Side::Look(look, Instant::now())).await;
+        }
+    }
+
+    /// Whether an element that met a locked record may stand in line again: not the one who waits for
+    /// that record, and not for ever.
+    pub(super) fn may_look_again(&self, since: Instant) -> bool {
+        !self.patient && since.elapsed() < CALL_TIME_MAX
+    }
+
+    /// Puts an element back in line. Dropped if there is no place, its caller is told.
+    pub(super) fn look_again(&self, look: Look, since: Instant) {
+        if let Some(side) = &self.side {
+            let _ = side.hand_back(Side::Look(look, since));
         }
     }
 

@@ -3,6 +3,8 @@
 
 use std::pin::Pin;
 
+use tokio::time::Instant;
+
 use super::{
     batch::damaged,
     error::{Remedy, STORE, answer_lost, pause, remedy},
@@ -23,7 +25,8 @@ type Future<'a> = Pin<Box<dyn std::future::Future<Output = ()> + Send + 'a>>;
 
 /// What stands in line for a connection of its own.
 pub(super) enum Side {
-    Look(Look),
+    /// With the time since when it is looked at.
+    Look(Look, Instant),
     Job(Box<dyn for<'l> FnOnce(&'l mut Link) -> Future<'l> + Send>),
 }
 
@@ -56,8 +59,8 @@ impl Element for Side {
 
     fn is_abandoned(&self) -> bool {
         match self {
-            Side::Look(Look::Reserve { sender, .. }) => sender.is_closed(),
-            Side::Look(Look::Write { sender, .. }) => sender.is_closed(),
+            Side::Look(Look::Reserve { sender, .. }, _) => sender.is_closed(),
+            Side::Look(Look::Write { sender, .. }, _) => sender.is_closed(),
             Side::Job(_) => false,
         }
     }
@@ -65,15 +68,32 @@ impl Element for Side {
     async fn run(batch: Vec<Self>, link: &mut Link) {
         for element in batch {
             match element {
-                Side::Look(Look::Reserve { ask, seen, may_have_happened, sender }) => {
+                Side::Look(Look::Reserve { ask, seen, may_have_happened, sender }, since) => {
                     let _waiting = link.wait_for(&ask.id);
-                    let reserved = reserve(link, &ask, seen).await;
-                    let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
+                    match reserve(link, &ask, seen).await {
+                        Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
+                            let again =
+                                Look::Reserve { ask, seen: None, may_have_happened, sender };
+                            link.look_again(again, since);
+                        }
+                        reserved => {
+                            let failed = |failed: StepFailed| failed.after(may_have_happened);
+                            let _ = sender.send(reserved.map_err(failed));
+                        }
+                    }
                 }
-                Side::Look(Look::Write { lease, write, may_have_happened, sender }) => {
+                Side::Look(Look::Write { lease, write, may_have_happened, sender }, since) => {
                     let _waiting = link.wait_for(&lease.id);
-                    let written = self::write(link, &lease, &write).await;
-                    let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
+                    match self::write(link, &lease, &write).await {
+                        Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
+                            let again = Look::Write { lease, write, may_have_happened, sender };
+                            link.look_again(again, since);
+                        }
+                        written => {
+                            let failed = |failed: StepFailed| failed.after(may_have_happened);
+                            let _ = sender.send(written.map_err(failed));
+                        }
+                    }
                 }
                 Side::Job(job) => {
                     link.be_patient();

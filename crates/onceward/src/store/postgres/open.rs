@@ -252,9 +252,13 @@ async fn version_of(
     connection: &mut PgConnection,
     schema: &str,
 ) -> Result<Option<u32>, sqlx::Error> {
-    let there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL");
-    let there: bool =
-        there.bind(format!("\"{schema}\".migrations")).fetch_one(&mut *connection).await?;
+    // From the catalogue itself: a session remembers for a while that a name was not there.
+    let there = sqlx::query_scalar(
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
+         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = $1 AND c.relname = 'migrations')",
+    );
+    let there: bool = there.bind(schema).fetch_one(&mut *connection).await?;
     if !there {
         return Ok(None);
     }
@@ -287,7 +291,8 @@ async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(
     if have.is_none() {
         // An owner of the schema need not be one who may make schemas.
         let begin = format!(
-            "DO $$ BEGIN IF to_regnamespace('\"{schema}\"') IS NULL THEN \
+            "DO $$ BEGIN IF NOT EXISTS (\
+             SELECT FROM pg_catalog.pg_namespace WHERE nspname = '{schema}') THEN \
              CREATE SCHEMA \"{schema}\"; END IF; END $$; \
              CREATE TABLE \"{schema}\".migrations (\
                  version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()); \
