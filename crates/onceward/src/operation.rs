@@ -97,7 +97,7 @@ impl Operation {
             attempt,
             lease: Mutex::new(None),
             deadline: Mutex::new(deadline),
-            context: context,
+            context,
             saved: recalled.saved.into_iter().map(|step| (step.name, step.result)).collect(),
             account: Mutex::new(account),
         }))
