@@ -1,0 +1,154 @@
+//! The application dies, at every edge of a payment and under load.
+
+use futures_util::future::join_all;
+use serde_json::json;
+
+use crate::{
+    on_both,
+    support::{Answer, Memory, Node, Store, World, eventually, order},
+};
+
+on_both!(
+    killed_at_any_edge_a_payment_is_made_once_and_ends_in_the_same_bytes,
+    killed_at_any_edge_a_capture_is_made_once_and_ends_in_the_same_bytes,
+    killed_at_any_edge_a_payment_at_a_bank_that_forgets_is_made_once_or_unknown,
+    a_worker_goes_on_with_a_payment_that_no_client_comes_back_for,
+    killed_under_load_every_payment_is_made_once,
+    killed_under_load_no_payment_at_a_bank_that_forgets_is_made_twice,
+);
+
+const EDGES: [&str; 9] = [
+    "before_reserve",
+    "after_reserve",
+    "in_first_phase",
+    "after_first_phase",
+    "before_bank",
+    "after_bank",
+    "before_complete",
+    "in_complete",
+    "after_complete",
+];
+
+async fn killed_at_any_edge_a_payment_is_made_once_and_ends_in_the_same_bytes(store: Store) {
+    let world = World::new(store, Memory::Remembers);
+    for edge in EDGES {
+        let node = world.node_dying_at(edge);
+        let paid = world.pay(&node, edge).await;
+        assert!(world.died_at(edge), "{edge}");
+        assert_eq!((paid.status, paid.json()["state"].as_str()), (201, Some("authorized")));
+        assert_eq!(world.pay(&node, edge).await.bytes(), paid.bytes(), "{edge}");
+        assert_eq!(world.times("authorizations", edge), 1, "{edge}");
+    }
+    let payments = world.payments().await;
+    assert_eq!(payments.len(), EDGES.len());
+    assert!(payments.values().all(|states| *states == ["authorized"]), "{payments:?}");
+    eventually("the messages", async || {
+        EDGES.iter().all(|edge| world.times("payment.authorized", edge) == 1)
+    })
+    .await;
+    assert!(EDGES.iter().all(|edge| world.times("payment.created", edge) == 1));
+}
+
+async fn killed_at_any_edge_a_capture_is_made_once_and_ends_in_the_same_bytes(store: Store) {
+    let world = World::new(store, Memory::Remembers);
+    for edge in ["in_first_phase", "after_first_phase", "after_bank", "in_complete"] {
+        let path = {
+            let node = world.node();
+            format!("/payments/{}/capture", world.pay(&node, edge).await.id())
+        };
+        let node = world.node_dying_at(edge);
+        let key = format!("key-of-the-capture-{edge}");
+        let captured = world.settle(&node, &path, &key, &json!({})).await;
+        assert!(world.died_at(edge), "{edge}");
+        assert_eq!((captured.status, captured.json()["state"].as_str()), (200, Some("captured")));
+        let again = world.settle(&node, &path, &key, &json!({})).await;
+        assert_eq!(again.bytes(), captured.bytes(), "{edge}");
+        assert_eq!(world.times("captures", edge), 1, "{edge}");
+        assert_eq!(world.payments().await[edge], ["captured"]);
+    }
+}
+
+async fn killed_at_any_edge_a_payment_at_a_bank_that_forgets_is_made_once_or_unknown(store: Store) {
+    let world = World::new(store, Memory::Forgets);
+    for edge in EDGES {
+        let node = world.node_dying_at(edge);
+        let paid = world.pay(&node, edge).await;
+        assert!(world.died_at(edge), "{edge}");
+        // Between the intent and its result nobody knows, and nobody guesses.
+        let is_between = ["before_bank", "after_bank"].contains(&edge);
+        assert_eq!((paid.is_unknown(), paid.status == 201), (is_between, !is_between), "{edge}");
+        let again = world.pay(&node, edge).await;
+        assert_eq!((again.status, again.code()), (paid.status, paid.code()), "{edge}");
+        let made = usize::from(edge != "before_bank");
+        assert_eq!(world.times("authorizations", edge), made, "{edge}");
+        assert_eq!(world.payments().await[edge].len(), 1, "{edge}");
+    }
+}
+
+async fn a_worker_goes_on_with_a_payment_that_no_client_comes_back_for(store: Store) {
+    let world = World::new(store, Memory::Remembers);
+    let node = world.node_dying_at("after_first_phase");
+    let key = "key-of-the-payment-tea";
+    let cut = world.post(node.address(), "/payments", Some(key), &order("tea")).await;
+    assert!(cut.is_none() && world.died_at("after_first_phase"));
+    // As after a deployment: the next process would die there, too, if it were told to.
+    drop(node);
+    let node = world.node();
+    eventually("the worker", async || world.payments().await["tea"] == ["authorized"]).await;
+    let first = world.pay(&node, "tea").await;
+    assert_eq!((first.status, first.replayed), (201, true));
+    assert_eq!(world.times("authorizations", "tea"), 1);
+}
+
+const LOAD: usize = 24;
+const KILLS: usize = 3;
+
+/// Pays a lot while the application is killed again and again. What each payment ended in.
+async fn paid_while_killed(world: &World) -> Vec<(String, Answer)> {
+    let node = world.node();
+    let pay = |number: usize| {
+        let node = &node;
+        async move {
+            let reference = format!("load-{number}");
+            let paid = world.pay(node, &reference).await;
+            assert_eq!(world.pay(node, &reference).await.code(), paid.code());
+            (reference, paid)
+        }
+    };
+    let (answers, ()) =
+        tokio::join!(join_all((0..LOAD).map(pay)), kill_again_and_again(world, &node));
+    answers
+}
+
+/// Each time in the middle of something: the bank has just been called.
+async fn kill_again_and_again(world: &World, node: &Node) {
+    for kill in 1..=KILLS {
+        let seen = kill * LOAD / (KILLS + 2);
+        eventually("calls to the bank", async || world.ledger_len() >= seen).await;
+        node.kill_9();
+        node.revive();
+    }
+}
+
+async fn killed_under_load_every_payment_is_made_once(store: Store) {
+    let world = World::new(store, Memory::Remembers);
+    for (reference, paid) in paid_while_killed(&world).await {
+        assert_eq!(paid.status, 201, "{paid:?}");
+        assert_eq!(world.times("authorizations", &reference), 1, "{reference}");
+    }
+    let payments = world.payments().await;
+    assert_eq!(payments.len(), LOAD);
+    assert!(payments.values().all(|states| *states == ["authorized"]), "{payments:?}");
+}
+
+async fn killed_under_load_no_payment_at_a_bank_that_forgets_is_made_twice(store: Store) {
+    let world = World::new(store, Memory::Forgets);
+    for (reference, paid) in paid_while_killed(&world).await {
+        let made = world.times("authorizations", &reference);
+        match paid.status {
+            201 => assert_eq!(made, 1, "{reference}"),
+            _ => assert!(paid.is_unknown() && made <= 1, "{reference}: {made}, {paid:?}"),
+        }
+    }
+    assert!(world.payments().await.values().all(|states| states.len() == 1));
+}
