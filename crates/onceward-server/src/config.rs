@@ -106,12 +106,13 @@ impl Config {
         };
         let profile = profile(args.profile.as_deref(), file.defaults.profile.as_ref())?;
         let proxies = trusted_proxies(&file.scope.trusted_proxies)?;
-        let policy = policy::resolve(profile, &file.defaults)?;
+        let store = store_url(args.store.as_deref(), file.store.url.as_ref())?;
+        let policy = policy::resolve(profile, &file.defaults, &store)?;
         let config = Config {
             upstream: upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?,
             listen,
             admin,
-            store: store_url(args.store.as_deref(), file.store.url.as_ref())?,
+            store,
             scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
             proxies,
             key_rules: key_rules(profile, &file.key)?,

@@ -93,8 +93,8 @@ pub(crate) async fn serve<D: Tables>(args: &ServeArgs, opened: Opened<D>) -> Res
     let (stop, stopped) = watch::channel(());
 
     let resuming = resume(&engine, handlers.clone(), args.lease);
-    let relaying = match args.notify.as_ref().zip(opened.outbox) {
-        Some((url, outbox)) => Some(relay(outbox, url, args.bank_is_forgetful, until(&stopped))?),
+    let relaying = match &args.notify {
+        Some(url) => Some(relay(opened.outbox, url, args.bank_is_forgetful, until(&stopped))?),
         None => None,
     };
     let listener = TcpListener::bind(args.listen).await.context("the listener")?;

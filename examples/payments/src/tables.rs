@@ -19,7 +19,7 @@ use sqlx::{
 /// An open database: the records, the outbox, and a pool for rows of our own.
 pub(crate) struct Opened<D: sqlx::Database> {
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) outbox: Option<Arc<dyn OutboxStore>>,
+    pub(crate) outbox: Arc<dyn OutboxStore>,
     pub(crate) pool: Pool<D>,
 }
 
@@ -163,7 +163,7 @@ pub(crate) async fn open_file(path: &Path) -> Result<Opened<Sqlite>> {
         .busy_timeout(Duration::from_secs(5));
     let pool = SqlitePoolOptions::new().max_connections(8).connect_with(options).await?;
     sqlx::raw_sql(include_str!("../sql/sqlite.sql")).execute(&pool).await.context("the tables")?;
-    Ok(Opened { store: store.clone(), outbox: Some(store), pool })
+    Ok(Opened { store: store.clone(), outbox: store, pool })
 }
 
 /// A PostgreSQL database.
@@ -178,5 +178,5 @@ pub(crate) async fn connect(url: &str) -> Result<Opened<Postgres>> {
         .execute(&pool)
         .await
         .context("the tables")?;
-    Ok(Opened { store, outbox: None, pool })
+    Ok(Opened { store: store.clone(), outbox: store, pool })
 }

@@ -10,7 +10,7 @@ use onceward::{
     policy::{Presence, ServerErrors},
 };
 
-use super::{duration, file::Defaults, one_of, secret::Text};
+use super::{StoreUrl, duration, file::Defaults, one_of, secret::Text};
 
 /// Upstream is behind a network and answers within this, or its outcome is called unknown.
 const MAX_EXECUTION: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ pub(super) struct Resolved {
     pub(super) max_execution: Duration,
 }
 
-pub(super) fn resolve(profile: Profile, file: &Defaults) -> Result<Resolved> {
+pub(super) fn resolve(profile: Profile, file: &Defaults, store: &StoreUrl) -> Result<Resolved> {
     let max_execution = time("max_execution", &file.max_execution)?.unwrap_or(MAX_EXECUTION);
     let mut policy = Policy::of_profile(profile)
         .fingerprint(recipe(file)?)
@@ -33,11 +33,12 @@ pub(super) fn resolve(profile: Profile, file: &Defaults) -> Result<Resolved> {
     if let Some(text) = &file.effects {
         let known = Effects::ALL.map(|effects| (effects.name(), effects));
         let effects = one_of("defaults.effects", text.as_str(), &known)?;
-        // An upstream cannot take part in a transaction or save its steps, so that each success would
-        // be unknown.
+        // Upstream takes part by SQL, or not at all: each success would then be unknown.
         ensure!(
-            !matches!(effects, Effects::Local | Effects::Phased),
-            "defaults.effects: effects `{}` need a handler that uses the library",
+            !matches!(effects, Effects::Local | Effects::Phased)
+                || matches!(store, StoreUrl::Postgres(_)),
+            "defaults.effects: effects `{}` need an upstream that completes in its own transaction, \
+             which it can with a postgres:// store only",
             effects.name()
         );
         policy = policy.effects(effects).context("defaults.effects")?;

@@ -143,7 +143,7 @@ fn wrong_values_are_named_with_their_key_and_what_was_probably_meant() {
             "[defaults]\nretention = \"5m\"",
             "defaults.retention: retention must be between one hour and 400 days",
         ),
-        ("[defaults]\neffects = \"local\"", "defaults.effects: effects `local` need"),
+        ("[defaults]\neffects = \"local\"", "defaults.effects: effects `local` need an upstream"),
         ("[defaults]\nwait = \"5s\"", "defaults.wait has a meaning only with in_flight"),
         ("[defaults]\nin_flight = \"wait\"\nwait = \"11s\"", "defaults.wait must be at most 10s"),
         (

@@ -3,6 +3,7 @@
 mod support;
 
 mod admin; // /livez, /readyz, /metrics, logs
+mod contract; // services that complete in their own transaction
 mod demo; // the story
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys

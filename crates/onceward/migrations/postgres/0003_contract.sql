@@ -1,6 +1,7 @@
 -- The SQL contract: a service in any language takes part in its own transaction, with the operation,
 -- the attempt and the fence that it was handed with its request. Whoever has lost the record gets an
--- error (SQLSTATE OW001), so that its transaction is rolled back.
+-- error (SQLSTATE OW001), so that its transaction is rolled back. What makes no sense is refused
+-- (OW002).
 
 -- The address of a record, of the operation that a service was handed: `v1.SCOPE.KEY`, both parts in
 -- base64 for URLs.
@@ -21,6 +22,9 @@ BEGIN
     END LOOP;
     scope := decoded[1];
     key := decoded[2];
+EXCEPTION WHEN data_exception THEN
+    RAISE EXCEPTION 'onceward: "%" is not an operation', operation
+        USING ERRCODE = 'OW002', HINT = 'Hand on the header Onceward-Operation as it came.';
 END
 $$;
 
@@ -37,7 +41,8 @@ DECLARE
 BEGIN
     SELECT * INTO r FROM onceward.records
     WHERE scope = a.scope AND key = a.key FOR UPDATE;
-    IF r.attempt IS DISTINCT FROM held.attempt OR r.fence <> held.fence THEN
+    IF r.record_id IS NULL OR r.attempt IS DISTINCT FROM held.attempt
+       OR r.fence IS DISTINCT FROM held.fence THEN
         RAISE EXCEPTION 'onceward: this attempt has lost its record'
             USING ERRCODE = 'OW001',
                   HINT = 'Roll back. Another attempt has the record, or it was decided about.';
@@ -53,20 +58,29 @@ LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     encoded bytea := '\x01';
     header record;
-    pairs jsonb := coalesce(headers.headers, '[]');
+    pairs jsonb := coalesce(nullif(headers.headers, 'null'), '[]');
 BEGIN
     IF jsonb_typeof(pairs) = 'object' THEN
         SELECT coalesce(jsonb_agg(jsonb_build_array(name, value)), '[]') INTO pairs
         FROM jsonb_each(pairs) AS pair (name, value);
+    ELSIF jsonb_typeof(pairs) <> 'array' THEN
+        RAISE EXCEPTION 'onceward: headers are an object, or an array of pairs'
+            USING ERRCODE = 'OW002';
     END IF;
     FOR header IN
-        SELECT lower(pair ->> 0) AS name, trim(pair ->> 1) AS value
+        SELECT lower((pair ->> 0) COLLATE "C") AS name, btrim(pair ->> 1, E' \t') AS value,
+               CASE WHEN jsonb_typeof(pair) = 'array' THEN
+                   jsonb_array_length(pair) = 2 AND jsonb_typeof(pair -> 0) = 'string'
+                   AND jsonb_typeof(pair -> 1) IN ('string', 'number')
+               ELSE false END AS is_pair
         FROM jsonb_array_elements(pairs) WITH ORDINALITY AS pairs (pair, position)
         ORDER BY position
     LOOP
-        IF header.name IS NULL OR header.name !~ '^[!#$%&''*+.^_`|~0-9a-z-]+$'
-           OR header.value IS NULL OR header.value ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
-            RAISE EXCEPTION 'onceward: % cannot be a header', to_jsonb(header)
+        -- Its value is not told: errors are logged.
+        IF NOT header.is_pair OR octet_length(header.name) > 255
+           OR header.name COLLATE "C" !~ '^[!#$%&''*+.^_`|~0-9a-z-]+$'
+           OR header.value COLLATE "C" ~ '[\x01-\x08\x0a-\x1f\x7f]' THEN
+            RAISE EXCEPTION 'onceward: "%" cannot be a header', left(header.name, 255)
                 USING ERRCODE = 'OW002';
         END IF;
         CONTINUE WHEN header.name LIKE 'access-control-%' OR header.name IN (
@@ -99,7 +113,7 @@ DECLARE
     encoded bytea := onceward.headers(complete.headers);
     t bigint := onceward.micros(NULL);
 BEGIN
-    IF complete.status NOT BETWEEN 200 AND 599 THEN
+    IF complete.status IS NULL OR complete.status NOT BETWEEN 200 AND 599 THEN
         RAISE EXCEPTION 'onceward: % cannot be the status of a reply', complete.status
             USING ERRCODE = 'OW002';
     ELSIF r.state = 'completed' THEN
@@ -138,9 +152,14 @@ CREATE FUNCTION onceward.advance(
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     r onceward.records := onceward.held(advance.operation, advance.attempt, advance.fence);
-    verdict text := onceward.step(r.scope, r.key, r.attempt, r.fence, 'save', advance.name, NULL,
-                                  convert_to(coalesce(advance.result, 'null')::text, 'UTF8'));
+    verdict text;
 BEGIN
+    IF coalesce(length(advance.name), 0) NOT BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION 'onceward: a step''s name must have 1 to 255 characters'
+            USING ERRCODE = 'OW002';
+    END IF;
+    verdict := onceward.step(r.scope, r.key, r.attempt, r.fence, 'save', advance.name, NULL,
+                             convert_to(coalesce(advance.result, 'null')::text, 'UTF8'));
     IF verdict = 'superseded' THEN
         RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
     ELSIF verdict NOT IN ('applied', 'mine') THEN
@@ -150,13 +169,17 @@ BEGIN
 END
 $$;
 
--- The result of a step that was saved; null if it was not.
+-- The result of a step that was saved, in this use of the key; null if it was not.
 CREATE FUNCTION onceward.saved(operation text, attempt uuid, fence bigint, name text) RETURNS jsonb
 LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
 DECLARE
     r onceward.records := onceward.held(saved.operation, saved.attempt, saved.fence);
 BEGIN
+    -- The steps of what is over are gone: they must not look as if they had not been made.
+    IF r.state <> 'in_progress' THEN
+        RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
+    END IF;
     RETURN (SELECT convert_from(s.result, 'UTF8')::jsonb FROM onceward.steps s
             WHERE s.record_id = r.record_id AND s.generation = r.generation
               AND s.name = saved.name);

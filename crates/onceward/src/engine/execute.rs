@@ -231,13 +231,6 @@ impl<R: Send + 'static> Call<'_, R> {
         status: StatusCode,
         why: &'static str,
     ) -> Held {
-        if why == classify::LOCAL_WITHOUT_COMPLETE_IN {
-            error!(
-                "the handler of a route declared `local` succeeded without `complete_in`: what it did \
-                 is not known, and its key is blocked until somebody decides"
-            );
-        }
-        warn!(why, "the outcome of an attempt is unknown");
         let write = Write::MarkUnknown(why.into());
         let written = self.engine.persist(lease, &write, self.admitted).await;
         match written {
@@ -252,6 +245,13 @@ impl<R: Send + 'static> Call<'_, R> {
             }
             Some(Written::Applied | Written::AlreadyMine(None)) | None => {}
         }
+        if why == classify::LOCAL_WITHOUT_COMPLETE_IN {
+            error!(
+                "the handler of a route declared `local` succeeded without `complete_in`: what it did \
+                 is not known, and its key is blocked until somebody decides"
+            );
+        }
+        warn!(why, "the outcome of an attempt is unknown");
         observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
         self.reject_unknown(status, why);
         if written.is_none() {

@@ -3,6 +3,7 @@
 mod acceptance;
 mod admission;
 mod bodies;
+mod contract;
 mod drain;
 mod faults;
 mod file_store;
@@ -18,6 +19,7 @@ mod in_transaction;
 mod lease;
 mod observed;
 mod outbox;
+mod outbox_postgres;
 mod outbox_processes;
 mod outcomes;
 mod phases;

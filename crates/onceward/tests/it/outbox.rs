@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use onceward::{
-    MemoryStore, SqliteOptions, SqliteStore,
+    MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore,
     clock::ManualClock,
     outbox_suite,
     testing::outbox::{FreshOutbox, MemoryOutbox},
 };
+use onceward_testbed::Postgres;
 
 outbox_suite!(memory, memory_outbox);
 outbox_suite!(file, file_outbox);
+outbox_suite!(postgres, postgres_outbox);
 
 async fn memory_outbox(clock: ManualClock) -> FreshOutbox {
     let store = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
@@ -21,4 +23,11 @@ async fn file_outbox(clock: ManualClock) -> FreshOutbox {
     let directory = tempfile::tempdir().expect("a directory");
     let options = SqliteOptions::new(directory.path().join("store.db")).clock(Arc::new(clock));
     FreshOutbox::from(SqliteStore::open(options).await.expect("a store")).keeping(directory)
+}
+
+/// In a schema of its own.
+async fn postgres_outbox(clock: ManualClock) -> PgStore {
+    let schema = format!("outbox_{:016x}", rand::random::<u64>());
+    let options = PgOptions::new(Postgres::shared().url("postgres")).schema(schema);
+    PgStore::connect(options.clock(Arc::new(clock))).await.expect("a store")
 }

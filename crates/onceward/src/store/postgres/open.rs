@@ -76,6 +76,14 @@ pub(super) struct Statements {
     pub(super) resumable: Arc<str>,
     pub(super) stage: Arc<str>,
     pub(super) settled: Arc<str>,
+    pub(super) claim_messages: Arc<str>,
+    pub(super) give_up_message: Arc<str>,
+    pub(super) settle_message: Arc<str>,
+    pub(super) open_messages: Arc<str>,
+    pub(super) done_messages: Arc<str>,
+    pub(super) redrive: Arc<str>,
+    pub(super) discard: Arc<str>,
+    pub(super) purge_done: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) sweep: Arc<str>,
     pub(super) reap: Arc<str>,
@@ -131,6 +139,26 @@ impl Statements {
                 "SELECT onceward.stage_message($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
             settled: named("SELECT * FROM onceward.settled($1, $2, $3)"),
+            claim_messages: named("SELECT * FROM onceward.claim_messages($1, $2, $3, $4, $5)"),
+            give_up_message: named(
+                "UPDATE onceward.outbox SET state = 'dead', last_error = 'it cannot be read' \
+                 WHERE message_id = $1 AND attempt = $2 AND state = 'delivering'",
+            ),
+            settle_message: named(
+                "SELECT onceward.settle_message($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            ),
+            // The condition is that of an index.
+            open_messages: named(
+                "SELECT * FROM onceward.outbox WHERE state = $1 AND state <> 'done' \
+                 AND message_id > $2 ORDER BY message_id LIMIT $3",
+            ),
+            done_messages: named(
+                "SELECT * FROM onceward.outbox WHERE state = $1 AND message_id > $2 \
+                 ORDER BY message_id LIMIT $3",
+            ),
+            redrive: named("SELECT * FROM onceward.redrive($1, $2)"),
+            discard: named("SELECT * FROM onceward.discard($1)"),
+            purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \
                  reply_headers, reply_schema, reply_body FROM onceward.audit_records \

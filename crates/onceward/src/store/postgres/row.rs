@@ -21,13 +21,13 @@ use crate::{
 /// A row that is not what we wrote.
 #[derive(Debug, thiserror::Error)]
 #[error("column {0} cannot be read")]
-pub(super) struct BadRow(&'static str);
+pub(super) struct BadRow(pub(super) &'static str);
 
 /// A row of the type `found`.
 pub(super) struct FoundRow<'r>(pub(super) &'r PgRow);
 
 impl<'r> FoundRow<'r> {
-    fn get<T>(&self, name: &'static str) -> Result<T, BadRow>
+    pub(super) fn get<T>(&self, name: &'static str) -> Result<T, BadRow>
     where
         T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
     {
@@ -65,15 +65,15 @@ impl<'r> FoundRow<'r> {
         !matches!(self.0.try_get::<Option<i64>, _>("record_id"), Ok(None))
     }
 
-    fn time(&self, name: &'static str) -> Result<Timestamp, BadRow> {
+    pub(super) fn time(&self, name: &'static str) -> Result<Timestamp, BadRow> {
         self.get(name).map(Timestamp::from_micros)
     }
 
-    fn optional_time(&self, name: &'static str) -> Result<Option<Timestamp>, BadRow> {
+    pub(super) fn optional_time(&self, name: &'static str) -> Result<Option<Timestamp>, BadRow> {
         Ok(self.get::<Option<i64>>(name)?.map(Timestamp::from_micros))
     }
 
-    fn number<N: TryFrom<i32>>(&self, name: &'static str) -> Result<N, BadRow> {
+    pub(super) fn number<N: TryFrom<i32>>(&self, name: &'static str) -> Result<N, BadRow> {
         self.get::<i32>(name)?.try_into().map_err(|_| BadRow(name))
     }
 
@@ -82,11 +82,11 @@ impl<'r> FoundRow<'r> {
         micros.try_into().map(Duration::from_micros).map_err(|_| BadRow(name))
     }
 
-    fn text(&self, name: &'static str) -> Result<&'r str, BadRow> {
+    pub(super) fn text(&self, name: &'static str) -> Result<&'r str, BadRow> {
         self.get(name)
     }
 
-    fn optional_text(&self, name: &'static str) -> Result<Option<Box<str>>, BadRow> {
+    pub(super) fn optional_text(&self, name: &'static str) -> Result<Option<Box<str>>, BadRow> {
         Ok(self.get::<Option<&str>>(name)?.map(Into::into))
     }
 
