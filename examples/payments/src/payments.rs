@@ -154,7 +154,8 @@ async fn finish<D: Tables>(
     }
     let completed = operation.transaction(&app.pool, async |tx| {
         if !D::move_payment(tx, &payment.id, &before, state).await? {
-            return Err(Failed::WrongState("in other hands".to_owned()));
+            // The bank has acted, so that this must not become the reply.
+            return Err(Failed::Interrupted("somebody else moved the payment".to_owned()));
         }
         if let Some(bank_reference) = &payment.bank_reference {
             D::name_at_bank(tx, &payment.id, bank_reference).await?;

@@ -94,7 +94,7 @@ pub(crate) async fn serve<D: Tables>(args: &ServeArgs, opened: Opened<D>) -> Res
 
     let resuming = resume(&engine, handlers.clone(), args.lease);
     let relaying = match &args.notify {
-        Some(url) => Some(relay(opened.outbox, url, args.bank_is_forgetful, until(&stopped))?),
+        Some(url) => Some(relay(opened.outbox, url, args, until(&stopped))?),
         None => None,
     };
     let listener = TcpListener::bind(args.listen).await.context("the listener")?;
@@ -127,14 +127,19 @@ fn resume(engine: &Arc<Engine>, handlers: Router, every: Duration) -> JoinHandle
 fn relay(
     outbox: Arc<dyn OutboxStore>,
     url: &str,
-    is_forgetful: bool,
+    args: &ServeArgs,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<JoinHandle<()>> {
-    let sink = match is_forgetful {
+    let patience = args.lease.min(Duration::from_secs(15));
+    let sink = match args.bank_is_forgetful {
         false => HttpSink::idempotent(url)?,
         true => HttpSink::not_idempotent(url)?,
     };
-    let relay = Relay::new(outbox).sink(NOTIFY, sink).poll(Duration::from_millis(200));
+    let relay = Relay::new(outbox)
+        .sink(NOTIFY, sink.timeout(patience))
+        // A little longer, so that the sink itself says what went wrong.
+        .delivery_timeout(patience + Duration::from_secs(1))
+        .poll(Duration::from_millis(200));
     Ok(tokio::spawn(async move {
         relay.run(stop).await;
     }))

@@ -1,5 +1,7 @@
 //! The application dies, at every edge of a payment and under load.
 
+use std::cell::Cell;
+
 use futures_util::future::join_all;
 use serde_json::json;
 
@@ -100,34 +102,47 @@ async fn a_worker_goes_on_with_a_payment_that_no_client_comes_back_for(store: St
     assert_eq!(world.times("authorizations", "tea"), 1);
 }
 
-const LOAD: usize = 24;
+const CLIENTS: usize = 8;
+const PAYMENTS_EACH: usize = 4;
 const KILLS: usize = 3;
 
 /// Pays a lot while the application is killed again and again. What each payment ended in.
 async fn paid_while_killed(world: &World) -> Vec<(String, Answer)> {
     let node = world.node();
-    let pay = |number: usize| {
-        let node = &node;
-        async move {
-            let reference = format!("load-{number}");
-            let paid = world.pay(node, &reference).await;
-            assert_eq!(world.pay(node, &reference).await.code(), paid.code());
-            (reference, paid)
+    let is_over = Cell::new(false);
+    let client = async |client: usize| {
+        let mut answers = Vec::new();
+        for number in 0..PAYMENTS_EACH {
+            let reference = format!("load-{client}-{number}");
+            let paid = world.pay(&node, &reference).await;
+            assert_eq!(world.pay(&node, &reference).await.code(), paid.code());
+            answers.push((reference, paid));
         }
+        answers
     };
-    let (answers, ()) =
-        tokio::join!(join_all((0..LOAD).map(pay)), kill_again_and_again(world, &node));
+    let paying = async {
+        let answers = join_all((0..CLIENTS).map(client)).await;
+        is_over.set(true);
+        answers.into_iter().flatten().collect()
+    };
+    let (answers, kills) = tokio::join!(paying, kill_again_and_again(world, &node, &is_over));
+    assert!(kills > 0, "the load was over before anything was killed");
     answers
 }
 
 /// Each time in the middle of something: the bank has just been called.
-async fn kill_again_and_again(world: &World, node: &Node) {
-    for kill in 1..=KILLS {
-        let seen = kill * LOAD / (KILLS + 2);
-        eventually("calls to the bank", async || world.ledger_len() >= seen).await;
+async fn kill_again_and_again(world: &World, node: &Node, is_over: &Cell<bool>) -> usize {
+    for kill in 0..KILLS {
+        let seen = world.ledger_len();
+        let is_called = async || is_over.get() || world.ledger_len() >= seen + 3;
+        eventually("calls to the bank", is_called).await;
+        if is_over.get() {
+            return kill;
+        }
         node.kill_9();
         node.revive();
     }
+    KILLS
 }
 
 async fn killed_under_load_every_payment_is_made_once(store: Store) {
@@ -137,7 +152,7 @@ async fn killed_under_load_every_payment_is_made_once(store: Store) {
         assert_eq!(world.times("authorizations", &reference), 1, "{reference}");
     }
     let payments = world.payments().await;
-    assert_eq!(payments.len(), LOAD);
+    assert_eq!(payments.len(), CLIENTS * PAYMENTS_EACH);
     assert!(payments.values().all(|states| *states == ["authorized"]), "{payments:?}");
 }
 

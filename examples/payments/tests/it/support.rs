@@ -20,7 +20,7 @@ pub(crate) use client::Answer;
 
 /// Long enough for a machine with other things to do.
 const PATIENCE: Duration = Duration::from_secs(90);
-const PAUSE: Duration = Duration::from_millis(25);
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where payments are kept.
 pub(crate) struct Store {
