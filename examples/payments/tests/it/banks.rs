@@ -2,10 +2,7 @@
 
 use serde_json::json;
 
-use crate::{
-    on_both,
-    support::{Memory, Store, World, order},
-};
+use crate::support::{Memory, Store, World, order};
 
 on_both!(
     a_payment_that_was_declined_stays_so_for_its_key,

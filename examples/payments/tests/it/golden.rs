@@ -3,10 +3,7 @@
 
 use serde_json::json;
 
-use crate::{
-    on_both,
-    support::{Memory, Store, World, eventually, order},
-};
+use crate::support::{Memory, Store, World, eventually, order};
 
 on_both!(
     a_payment_goes_the_whole_way_and_every_retry_gets_the_same_bytes,

@@ -5,10 +5,7 @@ use std::cell::Cell;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use crate::{
-    on_both,
-    support::{Answer, Memory, Node, Store, World, eventually, order},
-};
+use crate::support::{Answer, Memory, Node, Store, World, eventually, order};
 
 on_both!(
     killed_at_any_edge_a_payment_is_made_once_and_ends_in_the_same_bytes,

@@ -20,7 +20,6 @@ macro_rules! on_both {
         }
     };
 }
-pub(crate) use on_both;
 
 mod golden; // the whole way of a payment
 mod banks; // a bank that declines, or whose answers are lost
