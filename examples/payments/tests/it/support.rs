@@ -19,7 +19,7 @@ mod client; // requests, and answers to them
 pub(crate) use client::Answer;
 
 /// Long enough for a machine with other things to do.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where payments are kept.
