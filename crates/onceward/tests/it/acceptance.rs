@@ -58,7 +58,9 @@ fn every_requirement_has_its_row_in_order() {
 #[test]
 fn every_proof_is_a_test_a_page_or_a_milestone_that_exists() {
     let mut text = String::new();
-    sources(&repository().join("crates"), &mut text);
+    for directory in ["crates", "examples"] {
+        sources(&repository().join(directory), &mut text);
+    }
     let milestones = milestones();
     let mut missing = Vec::new();
     for Row { id, proofs } in rows() {
