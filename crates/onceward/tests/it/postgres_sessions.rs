@@ -171,7 +171,7 @@ async fn the_users_connection_keeps_its_settings() {
             shown
         }
     };
-    run(&mut *pool.acquire().await.expect("a connection"), "SET lock_timeout = '7s'").await;
+    run(&mut pool.acquire().await.expect("a connection"), "SET lock_timeout = '7s'").await;
     let before = show().await;
     let policy = || Policy::required().effects(Effects::Local).expect("allowed");
     let handler_pool = pool.clone();

@@ -125,7 +125,7 @@ impl Link {
     /// Has an element looked at by itself. Dropped without a side, its caller is told.
     pub(super) async fn look_closer(&self, look: Look) {
         if let Some(side) = &self.side {
-            side.hand_over(Side::Look(look, Instant::now())).await;
+            side.hand_over(Side::Look(Box::new(look), Instant::now())).await;
         }
     }
 
@@ -138,7 +138,7 @@ impl Link {
     /// Puts an element back in line. Dropped if there is no place, its caller is told.
     pub(super) fn look_again(&self, look: Look, since: Instant) {
         if let Some(side) = &self.side {
-            let _ = side.hand_back(Side::Look(look, since));
+            let _ = side.hand_back(Side::Look(Box::new(look), since));
         }
     }
 

@@ -26,7 +26,7 @@ type Future<'a> = Pin<Box<dyn std::future::Future<Output = ()> + Send + 'a>>;
 /// What stands in line for a connection of its own.
 pub(super) enum Side {
     /// With the time since when it is looked at.
-    Look(Look, Instant),
+    Look(Box<Look>, Instant),
     Job(Box<dyn for<'l> FnOnce(&'l mut Link) -> Future<'l> + Send>),
 }
 
@@ -59,8 +59,10 @@ impl Element for Side {
 
     fn is_abandoned(&self) -> bool {
         match self {
-            Side::Look(Look::Reserve { sender, .. }, _) => sender.is_closed(),
-            Side::Look(Look::Write { sender, .. }, _) => sender.is_closed(),
+            Side::Look(look, _) => match &**look {
+                Look::Reserve { sender, .. } => sender.is_closed(),
+                Look::Write { sender, .. } => sender.is_closed(),
+            },
             Side::Job(_) => false,
         }
     }
@@ -68,36 +70,43 @@ impl Element for Side {
     async fn run(batch: Vec<Self>, link: &mut Link) {
         for element in batch {
             match element {
-                Side::Look(Look::Reserve { ask, seen, may_have_happened, sender }, since) => {
-                    let _waiting = link.wait_for(&ask.id);
-                    match reserve(link, &ask, seen).await {
-                        Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
-                            let again =
-                                Look::Reserve { ask, seen: None, may_have_happened, sender };
-                            link.look_again(again, since);
-                        }
-                        reserved => {
-                            let failed = |failed: StepFailed| failed.after(may_have_happened);
-                            let _ = sender.send(reserved.map_err(failed));
-                        }
-                    }
-                }
-                Side::Look(Look::Write { lease, write, may_have_happened, sender }, since) => {
-                    let _waiting = link.wait_for(&lease.id);
-                    match self::write(link, &lease, &write).await {
-                        Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
-                            let again = Look::Write { lease, write, may_have_happened, sender };
-                            link.look_again(again, since);
-                        }
-                        written => {
-                            let failed = |failed: StepFailed| failed.after(may_have_happened);
-                            let _ = sender.send(written.map_err(failed));
-                        }
-                    }
-                }
+                Side::Look(look, since) => look.run(since, link).await,
                 Side::Job(job) => {
                     link.be_patient();
                     job(link).await;
+                }
+            }
+        }
+    }
+}
+
+impl Look {
+    async fn run(self, since: Instant, link: &mut Link) {
+        match self {
+            Look::Reserve { ask, seen, may_have_happened, sender } => {
+                let _waiting = link.wait_for(&ask.id);
+                match reserve(link, &ask, seen).await {
+                    Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
+                        let again = Look::Reserve { ask, seen: None, may_have_happened, sender };
+                        link.look_again(again, since);
+                    }
+                    reserved => {
+                        let failed = |failed: StepFailed| failed.after(may_have_happened);
+                        let _ = sender.send(reserved.map_err(failed));
+                    }
+                }
+            }
+            Look::Write { lease, write, may_have_happened, sender } => {
+                let _waiting = link.wait_for(&lease.id);
+                match self::write(link, &lease, &write).await {
+                    Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
+                        let again = Look::Write { lease, write, may_have_happened, sender };
+                        link.look_again(again, since);
+                    }
+                    written => {
+                        let failed = |failed: StepFailed| failed.after(may_have_happened);
+                        let _ = sender.send(written.map_err(failed));
+                    }
                 }
             }
         }
