@@ -34,15 +34,17 @@ mod open;
 mod outbox;
 mod row;
 mod steps;
+mod turn;
 mod within;
 mod workers;
 
 use batch::{GuardedWrite, Reserve};
 use lane::Lane;
-use link::{Link, WaitedFor};
+use link::Link;
 use look::{Side, step};
 pub use open::PgConnectError;
 use open::Statements;
+use turn::Turns;
 
 /// Where and how a [`PgStore`] lives.
 #[derive(Clone)]
@@ -144,8 +146,8 @@ impl PgStore {
         let [reserves, writes, singles] = options.connections;
         let (closing_batches, batches_close) = watch::channel(false);
         let (closing_side, side_closes) = watch::channel(false);
-        let waited_for = WaitedFor::default();
-        let single = (0..singles).map(|_| link().beside(&waited_for)).collect();
+        let turns = Turns::default();
+        let single = (0..singles).map(|_| link().beside(&turns)).collect();
         let side = Lane::start(single, &side_closes);
         let links = |count| (0..count).map(|_| link().with_side(&side)).collect();
         Ok(PgStore {
