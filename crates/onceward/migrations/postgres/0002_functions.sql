@@ -283,17 +283,15 @@ $$;
 
 -- Changes a record if it is still what the caller looked at (`expected`, null for absent): to what
 -- `record` says, or to nothing when that is null; and remembers `audit`. Waits for whoever is
--- changing it now, as long as `patience` says, so that the answer to a repeated call is the truth.
--- False: look again.
+-- changing it now, so that the answer to a repeated call is the truth. False: look again.
 CREATE FUNCTION onceward.change(
     record_scope text, record_key text, expected jsonb, record jsonb, reply_headers bytea,
-    reply_body bytea, request bytea, audit jsonb, audit_headers bytea, audit_body bytea,
-    patience text
+    reply_body bytea, request bytea, audit jsonb, audit_headers bytea, audit_body bytea
 ) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET jit = off
-SET lock_timeout = 0
+SET lock_timeout = '1s'
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -302,7 +300,6 @@ DECLARE
     new onceward.records := jsonb_populate_record(NULL::onceward.records, change.record);
     a onceward.audit_records := jsonb_populate_record(NULL::onceward.audit_records, change.audit);
 BEGIN
-    PERFORM set_config('lock_timeout', patience, true);
     SELECT * INTO old FROM onceward.records r
     WHERE r.scope = record_scope AND r.key = record_key FOR NO KEY UPDATE;
     IF (old.record_id IS NULL) <> (change.expected IS NULL) THEN

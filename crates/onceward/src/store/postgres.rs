@@ -34,15 +34,17 @@ mod open;
 mod outbox;
 mod row;
 mod steps;
+mod turn;
 mod within;
 mod workers;
 
 use batch::{GuardedWrite, Reserve};
 use lane::Lane;
-use link::{Link, WaitedFor};
+use link::Link;
 use look::{Side, step};
 pub use open::PgConnectError;
 use open::Statements;
+use turn::Turns;
 
 /// Where and how a [`PgStore`] lives.
 #[derive(Clone)]
@@ -144,15 +146,13 @@ impl PgStore {
         let [reserves, writes, singles] = options.connections;
         let (closing_batches, batches_close) = watch::channel(false);
         let (closing_side, side_closes) = watch::channel(false);
-        let waited_for = WaitedFor::default();
-        let singles = |side: &Lane<Side>| {
-            (0..singles).map(|_| link().beside(&waited_for).with_side(side)).collect()
-        };
-        let side = Lane::start(singles, &side_closes);
+        let turns = Turns::default();
+        let single = (0..singles).map(|_| link().beside(&turns)).collect();
+        let side = Lane::start(single, &side_closes);
         let links = |count| (0..count).map(|_| link().with_side(&side)).collect();
         Ok(PgStore {
-            reserves: Lane::start(|_| links(reserves), &batches_close),
-            writes: Lane::start(|_| links(writes), &batches_close),
+            reserves: Lane::start(links(reserves), &batches_close),
+            writes: Lane::start(links(writes), &batches_close),
             side,
             database: PgDatabase { name, statements, clock: options.clock.clone() },
             closing_batches,

@@ -325,15 +325,15 @@ async fn in_a_crowd_whose_connections_break_all_the_time_each_key_is_granted_onc
         async move {
             let mut cuts = 0;
             while !over.load(SeqCst) {
-                tokio::time::sleep(Duration::from_millis(rand::random_range(5..60))).await;
+                tokio::time::sleep(Duration::from_millis(rand::random_range(20..600))).await;
                 proxy.cut();
                 cuts += 1;
             }
             cuts
         }
     });
-    for batch in 0..10 {
-        contend(Arc::clone(&home.store), Arc::clone(&ledger), batch * 100..(batch + 1) * 100).await;
+    for batch in 0..20 {
+        contend(Arc::clone(&home.store), Arc::clone(&ledger), batch * 50..(batch + 1) * 50).await;
     }
     over.store(true, SeqCst);
     let cuts = breaker.await.expect("no panic");

@@ -327,22 +327,30 @@ async fn a_name_that_cannot_be_a_schemas_is_refused() {
 
 #[tokio::test]
 async fn processes_that_start_together_migrate_once() {
-    // Also where each transaction would see the database as it was before it waited.
-    for isolation in ["read committed", "serializable"] {
+    let database = Postgres::shared().create_database();
+    let mut starting = JoinSet::new();
+    for _ in 0..8 {
+        let options = PgOptions::new(database.url());
+        starting.spawn(async move { PgStore::connect(options).await });
+    }
+    while let Some(started) = starting.join_next().await {
+        started.expect("no panic").unwrap_or_else(|error| panic!("{}", whole(&error)));
+    }
+    assert_eq!(database.psql("SELECT count(*) FROM onceward.migrations").trim(), "1");
+}
+
+#[tokio::test]
+async fn a_database_whose_transactions_are_not_read_committed_is_refused() {
+    for isolation in ["repeatable read", "serializable"] {
         let database = Postgres::shared().create_database();
         let name = database.name();
         let set =
             format!("ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'");
         database.psql(&set);
-        let mut starting = JoinSet::new();
-        for _ in 0..8 {
-            let options = PgOptions::new(database.url());
-            starting.spawn(async move { PgStore::connect(options).await });
-        }
-        while let Some(started) = starting.join_next().await {
-            started.expect("no panic").unwrap_or_else(|error| panic!("{}", whole(&error)));
-        }
-        assert_eq!(database.psql("SELECT count(*) FROM onceward.migrations").trim(), "1");
+        let refused = PgStore::connect(PgOptions::new(database.url())).await;
+        assert!(matches!(refused, Err(PgConnectError::Isolation(_))), "{refused:?}");
+        database.psql(&format!("ALTER DATABASE {name} RESET default_transaction_isolation"));
+        PgStore::connect(PgOptions::new(database.url())).await.expect("a store");
     }
 }
 

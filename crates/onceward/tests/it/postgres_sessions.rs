@@ -8,7 +8,9 @@ use http::StatusCode;
 use onceward::{
     Idempotency, Operation, PgOptions, PgStore, Policy, Reply, Store,
     record::Effects,
-    store::{Claim, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written},
+    store::{
+        Claim, PgConnectError, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written,
+    },
     testing::samples::{ask, phased, reply, save},
 };
 use onceward_testbed::{PgBouncer, Postgres};
@@ -345,20 +347,12 @@ async fn a_store_behind_a_pool_in_transaction_mode_works_or_says_why_not() {
     let database = postgres.create_database();
     let options = PgOptions::new(bouncer.url(database.name()));
     let connected = PgStore::connect(options).await;
-    println!("PgBouncer {:?}", bouncer.version());
-    if !bouncer.keeps_prepared_statements() {
-        match connected {
-            Err(error) => println!("refused: {}", whole(&error)),
-            Ok(store) => {
-                let store = Arc::new(store);
-                for number in 0..20 {
-                    let said = store.reserve(ask(&format!("pooled-{number}"))).await;
-                    println!("{:?}", said.map(|_| ()).map_err(|error| whole(&error)));
-                }
-            }
-        }
-        return;
+    if bouncer.keeps_prepared_statements() {
+        let store = Arc::new(connected.unwrap_or_else(|error| panic!("{}", whole(&error))));
+        work(&store, 300).await;
+    } else {
+        let error = connected.expect_err("statements of others under the same names");
+        assert!(matches!(error, PgConnectError::ForgetfulPool), "{}", whole(&error));
+        assert!(error.to_string().contains("PgBouncer 1.21"), "{error}");
     }
-    let store = Arc::new(connected.unwrap_or_else(|error| panic!("{}", whole(&error))));
-    work(&store, 300).await;
 }

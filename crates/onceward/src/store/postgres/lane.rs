@@ -3,11 +3,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{
-    Mutex,
-    mpsc::{self, error::TrySendError},
-    oneshot, watch,
-};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 
 use super::{error::closed, link::Link};
 use crate::store::{StoreError, StoreErrorKind};
@@ -50,20 +46,16 @@ impl<E> Clone for Lane<E> {
 }
 
 impl<E: Element> Lane<E> {
-    /// A lane with a worker for each of the connections that are made for it.
-    pub(super) fn start(
-        links: impl FnOnce(&Self) -> Vec<Link>,
-        closing: &watch::Receiver<bool>,
-    ) -> Self {
+    /// A lane with a worker for each of these connections.
+    pub(super) fn start(links: Vec<Link>, closing: &watch::Receiver<bool>) -> Self {
         let (line, elements) = mpsc::channel(LINE_MAX);
         let (alive, workers) = watch::channel(());
         let (elements, alive) = (Arc::new(Mutex::new(elements)), Arc::new(alive));
-        let lane = Lane { line, workers };
-        for link in links(&lane) {
+        for link in links {
             let worker = Worker { elements: Arc::clone(&elements), closing: closing.clone() };
             tokio::spawn(worker.run(link, Arc::clone(&alive)));
         }
-        lane
+        Lane { line, workers }
     }
 
     /// Puts an element in line and waits for its answer. Once it stands in line it is sent, unless
@@ -89,14 +81,6 @@ impl<E: Element> Lane<E> {
     pub(super) async fn hand_over(&self, element: E) {
         // If the lane has ended, dropping the element tells its caller.
         let _ = self.line.send(element).await;
-    }
-
-    /// Puts an element back in line, behind all others. Returns it if there is no place: a worker must
-    /// not wait for one.
-    pub(super) fn hand_back(&self, element: E) -> Result<(), E> {
-        self.line.try_send(element).map_err(|error| match error {
-            TrySendError::Full(element) | TrySendError::Closed(element) => element,
-        })
     }
 
     /// Waits until nobody works here any more.

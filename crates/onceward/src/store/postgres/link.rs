@@ -1,16 +1,12 @@
 //! A connection that is made when it is needed, and again when it broke.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, Connection as _, PgConnection, Postgres,
     postgres::{PgArguments, PgRow},
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::{
     PgOptions,
@@ -18,24 +14,15 @@ use super::{
     lane::Lane,
     look::{Look, Side},
     open::{self, Statements},
+    turn::Turns,
 };
-use crate::{
-    record::RecordId,
-    store::{StoreError, StoreErrorKind},
-};
+use crate::store::{StoreError, StoreErrorKind};
 
 /// No call to the server takes longer: whoever waits for it has been told by then.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A new connection is there within this, or not at all.
 pub(super) const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);
-
-/// How long a call that is alone waits for others that have the key or its record locked: in a
-/// transaction of the user's, a lock that is not had in time is the end of the whole transaction.
-pub(super) const PATIENCE: &str = "1s";
-
-/// The same while another call of ours waits for the same record.
-const LITTLE_PATIENCE: &str = "10ms";
 
 pub(super) type Call<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
@@ -46,24 +33,8 @@ pub(super) struct Link {
     /// Where single elements go that a batch cannot answer.
     side: Option<Lane<Side>>,
     connection: Option<PgConnection>,
-    waited_for: WaitedFor,
-    patient: bool,
-}
-
-/// Records that a call may be waiting for. One locked record takes up one connection, however many
-/// ask for it.
-pub(super) type WaitedFor = Arc<Mutex<HashSet<RecordId>>>;
-
-/// One of them.
-pub(super) struct Waiting {
-    waited_for: WaitedFor,
-    id: RecordId,
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.waited_for.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
-    }
+    /// Who is at which record.
+    turns: Turns,
 }
 
 /// What makes calls: a link, or a connection in a transaction of the user's.
@@ -75,9 +46,6 @@ pub(super) trait Caller: Send {
 
     /// The time that tests want it to be.
     fn now(&self) -> Option<i64>;
-
-    /// How long the call may wait for a record that is locked.
-    fn patience(&self) -> &'static str;
 
     /// Makes the call.
     fn fetch(&mut self, call: Call<'_>) -> impl Future<Output = Result<Vec<PgRow>, Lost>> + Send;
@@ -95,26 +63,17 @@ pub(super) enum Lost {
 
 impl Link {
     pub(super) fn new(options: Arc<PgOptions>, statements: Arc<Statements>) -> Self {
-        let waited_for = WaitedFor::default();
-        Link { options, statements, side: None, connection: None, waited_for, patient: true }
+        Link { options, statements, side: None, connection: None, turns: Turns::default() }
     }
 
-    /// The same beside others that wait for the same records.
-    pub(super) fn beside(mut self, waited_for: &WaitedFor) -> Self {
-        self.waited_for = Arc::clone(waited_for);
+    /// The same beside others that look at the same records.
+    pub(super) fn beside(mut self, turns: &Turns) -> Self {
+        self.turns = turns.clone();
         self
     }
 
-    /// From now on, calls wait for this record, unless others do.
-    pub(super) fn wait_for(&mut self, id: &RecordId) -> Option<Waiting> {
-        let mut waited_for = self.waited_for.lock().unwrap_or_else(PoisonError::into_inner);
-        self.patient = waited_for.insert(id.clone());
-        self.patient.then(|| Waiting { waited_for: Arc::clone(&self.waited_for), id: id.clone() })
-    }
-
-    /// From now on, calls wait for whatever they need.
-    pub(super) fn be_patient(&mut self) {
-        self.patient = true;
+    pub(super) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     pub(super) fn with_side(mut self, side: &Lane<Side>) -> Self {
@@ -125,20 +84,7 @@ impl Link {
     /// Has an element looked at by itself. Dropped without a side, its caller is told.
     pub(super) async fn look_closer(&self, look: Look) {
         if let Some(side) = &self.side {
-            side.hand_over(Side::Look(Box::new(look), Instant::now())).await;
-        }
-    }
-
-    /// Whether an element that met a locked record may stand in line again: not the one who waits for
-    /// that record, and not for ever.
-    pub(super) fn may_look_again(&self, since: Instant) -> bool {
-        !self.patient && since.elapsed() < CALL_TIME_MAX
-    }
-
-    /// Puts an element back in line. Dropped if there is no place, its caller is told.
-    pub(super) fn look_again(&self, look: Look, since: Instant) {
-        if let Some(side) = &self.side {
-            let _ = side.hand_back(Side::Look(Box::new(look), since));
+            side.hand_over(Side::Look(Box::new(look))).await;
         }
     }
 
@@ -168,10 +114,6 @@ impl Caller for Link {
 
     fn now(&self) -> Option<i64> {
         self.options.clock.as_ref().map(|clock| clock.now().as_micros())
-    }
-
-    fn patience(&self) -> &'static str {
-        if self.patient { PATIENCE } else { LITTLE_PATIENCE }
     }
 
     /// A connection that did not answer is not used again: it may be inside anything.

@@ -3,8 +3,6 @@
 
 use std::pin::Pin;
 
-use tokio::time::Instant;
-
 use super::{
     batch::damaged,
     error::{Remedy, STORE, answer_lost, pause, remedy},
@@ -25,8 +23,7 @@ type Future<'a> = Pin<Box<dyn std::future::Future<Output = ()> + Send + 'a>>;
 
 /// What stands in line for a connection of its own.
 pub(super) enum Side {
-    /// With the time since when it is looked at.
-    Look(Box<Look>, Instant),
+    Look(Box<Look>),
     Job(Box<dyn for<'l> FnOnce(&'l mut Link) -> Future<'l> + Send>),
 }
 
@@ -59,10 +56,7 @@ impl Element for Side {
 
     fn is_abandoned(&self) -> bool {
         match self {
-            Side::Look(look, _) => match &**look {
-                Look::Reserve { sender, .. } => sender.is_closed(),
-                Look::Write { sender, .. } => sender.is_closed(),
-            },
+            Side::Look(look) => look.is_abandoned(),
             Side::Job(_) => false,
         }
     }
@@ -70,45 +64,80 @@ impl Element for Side {
     async fn run(batch: Vec<Self>, link: &mut Link) {
         for element in batch {
             match element {
-                Side::Look(look, since) => look.run(since, link).await,
-                Side::Job(job) => {
-                    link.be_patient();
-                    job(link).await;
+                Side::Job(job) => job(link).await,
+                Side::Look(look) => {
+                    // Whoever is at the record already takes this one along.
+                    let Some(mut turn) = link.turns().take(*look) else { continue };
+                    while let Some(look) = turn.next() {
+                        if let Some(locked) = look.run(link).await {
+                            turn.rest().into_iter().for_each(|look| look.found_locked(&locked));
+                        }
+                    }
                 }
             }
         }
     }
 }
 
+/// A record that was locked for longer than one waits, as it was seen.
+struct Locked(Option<Box<Record>>);
+
 impl Look {
-    async fn run(self, since: Instant, link: &mut Link) {
+    pub(super) fn id(&self) -> &RecordId {
+        match self {
+            Look::Reserve { ask, .. } => &ask.id,
+            Look::Write { lease, .. } => &lease.id,
+        }
+    }
+
+    pub(super) fn is_abandoned(&self) -> bool {
+        match self {
+            Look::Reserve { sender, .. } => sender.is_closed(),
+            Look::Write { sender, .. } => sender.is_closed(),
+        }
+    }
+
+    /// Answers its caller; says so if the record was locked.
+    async fn run(self, link: &mut Link) -> Option<Locked> {
         match self {
             Look::Reserve { ask, seen, may_have_happened, sender } => {
-                let _waiting = link.wait_for(&ask.id);
-                match reserve(link, &ask, seen).await {
-                    Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
-                        let again = Look::Reserve { ask, seen: None, may_have_happened, sender };
-                        link.look_again(again, since);
-                    }
-                    reserved => {
-                        let failed = |failed: StepFailed| failed.after(may_have_happened);
-                        let _ = sender.send(reserved.map_err(failed));
-                    }
-                }
+                let reserved = try_to_reserve(link, &ask, seen).await;
+                let locked = Locked::of(&reserved);
+                let reserved = or_occupied(reserved, &ask);
+                // The caller may be gone. What was done is done all the same.
+                let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
+                locked
             }
             Look::Write { lease, write, may_have_happened, sender } => {
-                let _waiting = link.wait_for(&lease.id);
-                match self::write(link, &lease, &write).await {
-                    Err(StepFailed::Locked { .. }) if link.may_look_again(since) => {
-                        let again = Look::Write { lease, write, may_have_happened, sender };
-                        link.look_again(again, since);
-                    }
-                    written => {
-                        let failed = |failed: StepFailed| failed.after(may_have_happened);
-                        let _ = sender.send(written.map_err(failed));
-                    }
-                }
+                let written = self::write(link, &lease, &write).await;
+                let locked = Locked::of(&written);
+                let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
+                locked
             }
+        }
+    }
+
+    /// Answers as one that has waited for the same lock in vain.
+    fn found_locked(self, locked: &Locked) {
+        let error = StoreError::new(StoreErrorKind::Unavailable, STORE, "the record is locked");
+        let failed = StepFailed::Locked { seen: locked.0.clone(), error };
+        match self {
+            Look::Reserve { ask, may_have_happened, sender, .. } => {
+                let reserved = or_occupied(Err(failed), &ask);
+                let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
+            }
+            Look::Write { may_have_happened, sender, .. } => {
+                let _ = sender.send(Err(failed.after(may_have_happened)));
+            }
+        }
+    }
+}
+
+impl Locked {
+    fn of<A>(answer: &Result<A, StepFailed>) -> Option<Self> {
+        match answer {
+            Err(StepFailed::Locked { seen, .. }) => Some(Locked(seen.clone())),
+            _ => None,
         }
     }
 }
@@ -127,12 +156,27 @@ pub(super) async fn reserve(
     ask: &Ask,
     seen: Option<(Box<Record>, Timestamp)>,
 ) -> Result<Reservation, StepFailed> {
+    or_occupied(try_to_reserve(link, ask, seen).await, ask)
+}
+
+async fn try_to_reserve(
+    link: &mut impl Caller,
+    ask: &Ask,
+    seen: Option<(Box<Record>, Timestamp)>,
+) -> Result<Reservation, StepFailed> {
     let request = ask.request.as_deref().map(encode_request);
     let request = request.as_deref();
     let decide = |found: Option<&Record>, now| machine::reserve(found, ask, now);
-    match step(link, &ask.id, seen, request, decide).await {
-        // Work whose row is locked is alive. Whoever has the lock of anything else may be an earlier
-        // call of this very attempt: what became of that is known when it has ended.
+    step(link, &ask.id, seen, request, decide).await
+}
+
+/// Work whose row is locked is alive. Whoever has the lock of anything else may be an earlier call of
+/// this very attempt: what became of that is known when it has ended.
+fn or_occupied(
+    reserved: Result<Reservation, StepFailed>,
+    ask: &Ask,
+) -> Result<Reservation, StepFailed> {
+    match reserved {
         Err(StepFailed::Locked { seen: Some(record), .. })
             if record.attempt != ask.attempt && record.state == State::InProgress =>
         {
@@ -311,8 +355,7 @@ async fn change(
         .bind(request)
         .bind(audit.map(|audit| audit_json(audit).to_string()))
         .bind(evidence.as_ref().map(|reply| &reply.1[..]))
-        .bind(evidence.as_ref().and_then(|reply| reply.3))
-        .bind(link.patience());
+        .bind(evidence.as_ref().and_then(|reply| reply.3));
     let rows = link.fetch(query).await?;
     Ok(rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false))
 }

@@ -63,6 +63,13 @@ pub enum PgConnectError {
         /// The version that is needed.
         known: u32,
     },
+    /// Between us and the server, statements that were prepared are forgotten, or taken for those of
+    /// others.
+    #[error(
+        "a pool in transaction mode that does not keep prepared statements is in the way; PgBouncer \
+         1.21 or later does, with max_prepared_statements, and so does a pool in session mode"
+    )]
+    ForgetfulPool,
     /// The server said no.
     #[error("the database cannot be used")]
     Server(#[from] sqlx::Error),
@@ -116,7 +123,7 @@ impl Statements {
             ),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(
-                "SELECT onceward.change($1, $2, $3::jsonb, $4::jsonb, $5, $6, $7, $8::jsonb, $9, $10, $11)",
+                "SELECT onceward.change($1, $2, $3::jsonb, $4::jsonb, $5, $6, $7, $8::jsonb, $9, $10)",
             ),
             remember: named(
                 "SELECT onceward.remember(\
@@ -214,6 +221,9 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectEr
     }
     PgConnectOptions::from_str(&options.url).map_err(PgConnectError::Url)?;
     let mut connection = connect(options).await?;
+    if forgets_statements(&mut connection, options).await? {
+        return Err(PgConnectError::ForgetfulPool);
+    }
     let isolation: String =
         sqlx::query_scalar("SHOW default_transaction_isolation").fetch_one(&mut connection).await?;
     let checked = match old_server(&mut connection).await? {
@@ -227,6 +237,36 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectEr
     // The connection is not used again, and with it ends whatever was begun on it.
     let _ = connection.close().await;
     checked
+}
+
+/// Whether a statement that was prepared in one transaction is unknown in the next, since that one
+/// runs on another connection of the server.
+async fn forgets_statements(
+    connection: &mut PgConnection,
+    options: &PgOptions,
+) -> Result<bool, sqlx::Error> {
+    let who = || sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()");
+    let first = who().fetch_one(&mut *connection).await;
+    if let Err(error) = first {
+        return if is_about_statements(&error) { Ok(true) } else { Err(error) };
+    }
+    // Takes the server's connection that was just given back, if there is a pool that shares it.
+    let mut other = connect(options).await?;
+    sqlx::raw_sql("BEGIN").execute(&mut other).await?;
+    let again = who().fetch_one(&mut *connection).await;
+    // With the connection ends its transaction.
+    let _ = other.close().await;
+    match again {
+        Ok(_) => Ok(false),
+        Err(error) if is_about_statements(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// No such prepared statement, or one too many.
+fn is_about_statements(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    matches!(code.as_deref(), Some("26000" | "42P05"))
 }
 
 async fn name_of(

@@ -9,7 +9,7 @@ use super::{
     PgDatabase,
     batch::{Answer, bind_reserves, bind_writes, damaged, read_answer},
     error::{Remedy, remedy, store_error},
-    link::{Call, Caller, Lost, PATIENCE, call},
+    link::{Call, Caller, Lost, call},
     look::{self, StepFailed},
     open::Statements,
     outbox::{bind_stage, read_staged},
@@ -24,6 +24,10 @@ use crate::{
     store::{Advance, Advanced, Ask, Database, Reservation, Write, Written},
     transaction::sealed::{Begin, Connection, NotWritten},
 };
+
+/// How long one in its own transaction waits for others that have the key or its record locked: a
+/// lock that is not had in time is the end of the whole transaction.
+const PATIENCE: &str = "1s";
 
 impl Begin for Postgres {
     fn begin(
@@ -67,10 +71,6 @@ impl Caller for Within<'_> {
 
     fn now(&self) -> Option<i64> {
         self.database.clock.as_ref().map(|clock| clock.now().as_micros())
-    }
-
-    fn patience(&self) -> &'static str {
-        PATIENCE
     }
 
     async fn fetch(&mut self, call: Call<'_>) -> Result<Vec<PgRow>, Lost> {
