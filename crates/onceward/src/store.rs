@@ -25,7 +25,7 @@ mod headers;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(feature = "postgres")]
 mod request;
 #[cfg(feature = "sqlite")]
 mod sqlite;
