@@ -141,13 +141,13 @@ impl OutboxHarness {
         after.into_iter().filter(|id| !before.contains(id)).collect()
     }
 
-    /// Claims for [`SINK`] by a new attempt.
+    /// Claims for the sink of the suite by a new attempt.
     pub async fn claim(&self, limit: u32) -> (AttemptId, Vec<Claimed>) {
         let attempt = AttemptId::random();
         (attempt, self.claim_as(attempt, limit).await)
     }
 
-    /// Claims for [`SINK`].
+    /// Claims for the sink of the suite.
     pub async fn claim_as(&self, attempt: AttemptId, limit: u32) -> Vec<Claimed> {
         self.outbox.claim(limit, &[SINK], LEASE, attempt).await.expect("claim answers")
     }
