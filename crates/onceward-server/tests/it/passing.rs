@@ -29,9 +29,14 @@ fn upstream_sees_the_request_with_its_key_and_where_it_came_from() {
         .map(|(_, value)| value.as_str())
         .collect();
     assert_eq!(addresses, ["203.0.113.7", "127.0.0.1"]);
-    for name in ["x-hop", "connection", "onceward-attempt", "onceward-fence"] {
+    for name in ["x-hop", "connection", "onceward-attempt"] {
         assert_eq!(seen.header(name), None, "{name}");
     }
+    // What SQL functions want is ours to say, and not the client's.
+    let fence: i64 = seen.header("onceward-fence").and_then(|f| f.parse().ok()).expect("a fence");
+    assert!(fence > 9, "{fence}");
+    assert!(seen.header("onceward-operation").is_some_and(|handle| handle.starts_with("v1.")));
+    assert_eq!(seen.header("onceward-attempt-id").map(str::len), Some(36));
 }
 
 #[test]
