@@ -111,9 +111,18 @@ async fn change(
 /// The case fails on a store with the bug, and on no other.
 fn found_by<Ran: Future<Output = ()>>(bug: Bug, case: impl Fn(Harness) -> Ran) {
     testing::run(|clock| broken(clock, None), &case);
-    let on_a_broken_one = || testing::run(move |clock| broken(clock, Some(bug)), &case);
-    let failed = catch_unwind(AssertUnwindSafe(on_a_broken_one));
-    assert!(failed.is_err(), "the case does not see the bug");
+    assert!(fails(bug, &case), "the case does not see the bug");
+}
+
+/// The same for a bug that shows only when two calls meet. One try in six was seen to miss it.
+fn found_in_a_race_by<Ran: Future<Output = ()>>(bug: Bug, case: impl Fn(Harness) -> Ran) {
+    testing::run(|clock| broken(clock, None), &case);
+    assert!((0..20).any(|_| fails(bug, &case)), "the case never sees the bug");
+}
+
+fn fails<Ran: Future<Output = ()>>(bug: Bug, case: &impl Fn(Harness) -> Ran) -> bool {
+    let on_a_broken_one = || testing::run(move |clock| broken(clock, Some(bug)), case);
+    catch_unwind(AssertUnwindSafe(on_a_broken_one)).is_err()
 }
 
 #[test]
@@ -138,7 +147,7 @@ fn a_renewal_that_does_not_look_at_the_fence_is_found() {
 
 #[test]
 fn a_change_that_does_not_look_at_what_is_there_is_found() {
-    found_by(
+    found_in_a_race_by(
         OVERWRITES,
         suite::racing::of_100_concurrent_reserves_of_a_free_record_exactly_one_is_granted,
     );
@@ -146,7 +155,7 @@ fn a_change_that_does_not_look_at_what_is_there_is_found() {
 
 #[test]
 fn a_check_before_an_insert_without_a_unique_key_is_found() {
-    found_by(
+    found_in_a_race_by(
         Bug::CheckThenInsert,
         suite::racing::of_100_concurrent_reserves_exactly_one_is_granted,
     );
