@@ -116,6 +116,7 @@ BEGIN
         CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
         WHERE a.request IS NOT NULL AND r.attempt = a.attempt
+          AND r.state IN ('in_progress', 'pending')
         ON CONFLICT (record_id) DO NOTHING;
     END IF;
 END

@@ -41,7 +41,7 @@ mod workers;
 use batch::{GuardedWrite, Reserve};
 use lane::Lane;
 use link::Link;
-use look::{Side, step};
+use look::{Side, no_request, step};
 pub use open::PgConnectError;
 use open::Statements;
 use turn::Turns;
@@ -201,7 +201,7 @@ impl Store for PgStore {
         self.single(move |link| {
             Box::pin(async move {
                 let decide = |found: Option<&Record>, now| machine::claim(found, &claim, now);
-                let claimed = step(link, &claim.id, None, None, decide).await;
+                let claimed = step(link, &claim.id, None, no_request, decide).await;
                 claimed.map_err(look::StepFailed::into_error)
             })
         })
@@ -217,7 +217,7 @@ impl Store for PgStore {
             Box::pin(async move {
                 let decide =
                     |found: Option<&Record>, now| machine::resolve(found, resolve.clone(), now);
-                let resolved = step(link, &resolve.id, None, None, decide).await;
+                let resolved = step(link, &resolve.id, None, no_request, decide).await;
                 resolved.map_err(look::StepFailed::into_error)
             })
         })

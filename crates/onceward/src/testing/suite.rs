@@ -192,6 +192,7 @@ macro_rules! __store_suite_cases {
                 a_vanished_attempt_with_no_such_effect_open_is_resumed
                 sweep_moves_only_phased_work_that_cannot_go_on
                 releasing_an_unknown_operation_lets_it_go_on
+                the_request_of_one_that_was_refused_is_not_kept
                 releasing_an_operation_whose_policy_changed_lets_it_go_on
                 completing_an_unknown_operation_ends_it
                 resumable_tells_of_what_waits_and_of_nothing_else

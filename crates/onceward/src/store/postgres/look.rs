@@ -70,7 +70,7 @@ impl Element for Side {
                     let Some(mut turn) = link.turns().take(*look) else { continue };
                     while let Some(look) = turn.next() {
                         if let Some(locked) = look.run(link).await {
-                            turn.rest().into_iter().for_each(|look| look.found_locked(&locked));
+                            turn.rest().into_iter().for_each(|look| look.answer_locked(&locked));
                         }
                     }
                 }
@@ -118,7 +118,7 @@ impl Look {
     }
 
     /// Answers as one that has waited for the same lock in vain.
-    fn found_locked(self, locked: &Locked) {
+    fn answer_locked(self, locked: &Locked) {
         let error = StoreError::new(StoreErrorKind::Unavailable, STORE, "the record is locked");
         let failed = StepFailed::Locked { seen: locked.0.clone(), error };
         match self {
@@ -148,7 +148,7 @@ pub(super) async fn write(
     write: &Write,
 ) -> Result<Written, StepFailed> {
     let decide = |found: Option<&Record>, now| machine::write(found, lease, write.clone(), now);
-    step(link, &lease.id, None, None, decide).await
+    step(link, &lease.id, None, no_request, decide).await
 }
 
 pub(super) async fn reserve(
@@ -165,9 +165,10 @@ async fn try_to_reserve(
     seen: Option<(Box<Record>, Timestamp)>,
 ) -> Result<Reservation, StepFailed> {
     let request = ask.request.as_deref().map(encode_request);
-    let request = request.as_deref();
+    // Whoever only moves a record on does not leave a request with it.
+    let kept = |answer: &Reservation| request.as_deref().filter(|_| machine::keeps_request(answer));
     let decide = |found: Option<&Record>, now| machine::reserve(found, ask, now);
-    step(link, &ask.id, seen, request, decide).await
+    step(link, &ask.id, seen, kept, decide).await
 }
 
 /// Work whose row is locked is alive. Whoever has the lock of anything else may be an earlier call of
@@ -210,18 +211,23 @@ impl StepFailed {
     }
 }
 
-/// One atomic step on one record. `request` is kept beside the record that is put.
-pub(super) async fn step<C: Caller, A>(
+/// For steps that come without a request.
+pub(super) fn no_request<A>(_: &A) -> Option<&'static [u8]> {
+    None
+}
+
+/// One atomic step on one record. `kept` says which request is kept beside the record, by the answer.
+pub(super) async fn step<'r, C: Caller, A>(
     link: &mut C,
     id: &RecordId,
     mut seen: Option<(Box<Record>, Timestamp)>,
-    request: Option<&[u8]>,
+    kept: impl Fn(&A) -> Option<&'r [u8]>,
     decide: impl Fn(Option<&Record>, Timestamp) -> Step<A>,
 ) -> Result<A, StepFailed> {
     let mut may_have_happened = false;
     let mut last = StoreError::new(StoreErrorKind::Unavailable, STORE, "a record keeps changing");
     for _ in 0..LOOKS_MAX {
-        let lost = match try_once(link, id, seen.take(), request, &decide).await {
+        let lost = match try_once(link, id, seen.take(), &kept, &decide).await {
             Ok(Some(answer)) => return Ok(answer),
             Ok(None) => continue,
             Err(lost) => lost,
@@ -267,11 +273,11 @@ enum Trouble {
 }
 
 /// `None` when the record was not any more what was looked at.
-async fn try_once<A>(
+async fn try_once<'r, A>(
     link: &mut impl Caller,
     id: &RecordId,
     seen: Option<(Box<Record>, Timestamp)>,
-    request: Option<&[u8]>,
+    kept: &impl Fn(&A) -> Option<&'r [u8]>,
     decide: &impl Fn(Option<&Record>, Timestamp) -> Step<A>,
 ) -> Result<Option<A>, Trouble> {
     let (found, now) = match seen {
@@ -279,6 +285,7 @@ async fn try_once<A>(
         None => load(link, id).await?,
     };
     let step = decide(found.as_deref(), now);
+    let request = kept(&step.answer);
     let changed = match &step.change {
         Change::Keep => match &step.audit {
             None => Ok(true),

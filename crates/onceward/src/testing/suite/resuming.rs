@@ -196,6 +196,20 @@ pub async fn releasing_an_unknown_operation_lets_it_go_on(on: Harness) {
     on.stepped(&next, intend("charge", false)).await;
 }
 
+/// It found the lease over and moved the record on, and that is all it did.
+pub async fn the_request_of_one_that_was_refused_is_not_kept(on: Harness) {
+    let external = ask("key");
+    let first = on.grant(&external).await;
+    on.stepped(&first, intend("charge", true)).await;
+    on.clock.advance(LEASE);
+    let refused = Ask { request: Some(Arc::new(request("refused"))), ..retry(&external) };
+    assert_eq!(on.occupied(&refused).await.state, State::Unknown);
+    on.resolved(&external.id, Resolution::Release(Proof::Authoritative)).await;
+    let waiting = on.resumable(10).await;
+    assert_eq!(waiting.len(), 1);
+    assert_eq!(waiting[0].request, None);
+}
+
 /// Also when its policy said something else at the end: it must not be unknown again at once.
 pub async fn releasing_an_operation_whose_policy_changed_lets_it_go_on(on: Harness) {
     let ask = phased("key");
