@@ -276,12 +276,13 @@ impl<R: Send + 'static> Call<'_, R> {
             }
             false => self.engine.begin(self.ask, self.admitted.wait).await,
         };
+        // What is large is boxed: the task is moved as a whole, for replays too.
         match begun {
             Begun::Decided(Decision::Execute(lease), deadline) => {
-                self.execute(lease, deadline, handler).await;
+                Box::pin(self.execute(lease, deadline, handler)).await;
             }
             Begun::Decided(Decision::Refuse(Refusal::NotTaken), _) if single => {
-                self.execute_single(handler).await;
+                Box::pin(self.execute_single(handler)).await;
             }
             Begun::Decided(Decision::Replay { reply, expires_at, generation }, _) => {
                 self.send(reply.replay(expires_at, generation));
@@ -294,7 +295,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 // It will not run, and an outage must not fill the memory with request bodies.
                 drop(handler);
                 if may_be_granted && !single {
-                    self.engine.withdraw(self.ask).await;
+                    Box::pin(self.engine.withdraw(self.ask)).await;
                 }
             }
         }

@@ -6,7 +6,7 @@
 //! not cause a second execution. Anything else is refused: two header lines, bytes outside visible
 //! ASCII, a wrong length. Trailers are never read.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use http::{HeaderMap, HeaderName, header::HeaderValue};
 use sha2::{Digest, Sha256};
@@ -19,14 +19,14 @@ pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-ke
 /// `Debug` prints a short digest instead of the key, because clients put secrets into keys and logs
 /// leak. Use [`Key::as_str`] where the key itself is needed.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Box<str>);
+pub struct Key(Arc<str>);
 
 impl Key {
     /// Takes a decoded key as a store or a test has it.
     ///
     /// # Errors
     /// When the value is empty, longer than 255 bytes, or holds a byte outside `0x20..=0x7e`.
-    pub fn new(decoded: impl Into<Box<str>>) -> Result<Self, InvalidKey> {
+    pub fn new(decoded: impl Into<Arc<str>>) -> Result<Self, InvalidKey> {
         let decoded = decoded.into();
         check_length(decoded.len(), 1, KeyRules::LEN_MAX)?;
         if !decoded.bytes().all(|byte| (0x20..=0x7e).contains(&byte)) {
@@ -140,7 +140,7 @@ impl KeyRules {
             Some(_) => bare(raw)?,
         };
         check_length(decoded.len(), self.len_min.max(1), self.len_max.min(KeyRules::LEN_MAX))?;
-        let key = Key(decoded.into_boxed_str());
+        let key = Key(decoded.into());
         if key.looks_like_email() {
             crate::observe::email_as_key();
             if self.emails == Emails::Reject {

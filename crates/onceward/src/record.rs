@@ -9,7 +9,7 @@
 //! created_at                finished_at     retention                  no body
 //! ```
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
@@ -200,11 +200,11 @@ pub struct Record {
     /// What the work can do to the world, as declared when it was reserved.
     pub effects: Effects,
     /// The name of the policy under which it was reserved.
-    pub route: Box<str>,
+    pub route: Arc<str>,
     /// The request's method, for operators.
-    pub method: Box<str>,
+    pub method: Arc<str>,
     /// The request's path without its query, for operators.
-    pub path: Box<str>,
+    pub path: Arc<str>,
     /// When this generation was first seen.
     pub created_at: Timestamp,
     /// When the last attempt was granted.

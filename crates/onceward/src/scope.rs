@@ -17,7 +17,7 @@ pub use jwt::{JwtError, JwtKey, JwtVerifier};
 
 /// Within which borders a key is one key. Two scopes may use the same key and never meet.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Scope(Box<str>);
+pub struct Scope(Arc<str>);
 
 impl Scope {
     /// Longest scope, in bytes. What is longer is not an account name.
@@ -27,7 +27,7 @@ impl Scope {
     ///
     /// # Errors
     /// When the name is empty, longer than [`Scope::LEN_MAX`], or holds control characters.
-    pub fn new(name: impl Into<Box<str>>) -> Result<Self, NoScope> {
+    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, NoScope> {
         let name = name.into();
         let well_formed =
             !name.is_empty() && name.len() <= Self::LEN_MAX && !name.chars().any(char::is_control);

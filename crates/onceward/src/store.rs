@@ -173,11 +173,11 @@ pub struct Ask {
     /// What the work can do to the world.
     pub effects: Effects,
     /// The name of the policy.
-    pub route: Box<str>,
+    pub route: Arc<str>,
     /// The request's method.
-    pub method: Box<str>,
+    pub method: Arc<str>,
     /// The request's path without its query.
-    pub path: Box<str>,
+    pub path: Arc<str>,
     /// The whole request, of phased work only. The first grant of a generation keeps it beside the
     /// record, for a worker that may have to go on with it.
     pub request: Option<Arc<StoredRequest>>,

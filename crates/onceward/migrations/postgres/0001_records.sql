@@ -1,3 +1,14 @@
+-- What single columns may hold. A session reads the checks of a domain once, and those of a table with
+-- every statement that writes to it.
+CREATE DOMAIN onceward.name AS text COLLATE "C" CHECK (length(VALUE) BETWEEN 1 AND 255);
+CREATE DOMAIN onceward.digest AS bytea CHECK (length(VALUE) = 32);
+CREATE DOMAIN onceward.generation AS integer CHECK (VALUE > 0);
+CREATE DOMAIN onceward.fence AS bigint CHECK (VALUE > 0);
+CREATE DOMAIN onceward.state AS text
+    CHECK (VALUE IN ('pending', 'in_progress', 'completed', 'failed_retryable', 'unknown', 'expired'));
+CREATE DOMAIN onceward.effects AS text
+    CHECK (VALUE IN ('undeclared', 'external', 'phased', 'local', 'none'));
+
 -- One row for each scope and key. Times are microseconds since 1970, durations microseconds.
 --
 -- No column that `complete` changes is in an index, so that completing is a HOT update: it writes one
@@ -5,18 +16,16 @@
 -- therefore tables of their own.
 CREATE TABLE onceward.records (
     record_id              bigint   GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    scope                  text     COLLATE "C" NOT NULL CHECK (length(scope) BETWEEN 1 AND 255),
-    key                    text     COLLATE "C" NOT NULL CHECK (length(key) BETWEEN 1 AND 255),
+    scope                  onceward.name NOT NULL,
+    key                    onceward.name NOT NULL,
     recipe                 integer  NOT NULL,
-    fingerprint            bytea    NOT NULL CHECK (length(fingerprint) = 32),
-    generation             integer  NOT NULL CHECK (generation > 0),
-    state                  text     NOT NULL CHECK (state IN ('pending', 'in_progress', 'completed',
-                                                              'failed_retryable', 'unknown', 'expired')),
+    fingerprint            onceward.digest NOT NULL,
+    generation             onceward.generation NOT NULL,
+    state                  onceward.state NOT NULL,
     attempt                uuid     NOT NULL,
-    fence                  bigint   NOT NULL CHECK (fence > 0),
+    fence                  onceward.fence NOT NULL,
     attempts               integer  NOT NULL,
-    effects                text     NOT NULL CHECK (effects IN ('undeclared', 'external', 'phased',
-                                                                'local', 'none')),
+    effects                onceward.effects NOT NULL,
     route                  text     NOT NULL,
     method                 text     NOT NULL,
     path                   text     NOT NULL,

@@ -24,14 +24,16 @@ $$;
 
 -- Takes what is absent, and returns what is in the way. What would have to be changed to be taken
 -- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
--- by somebody else just now: the caller asks again, as it does after 'later', when the replies before
--- are much already. A batch hardly waits for transactions that are on
--- their way; one that is alone may have more patience.
+-- by somebody else just now: the caller asks again, as it does after 'later', the answer to those
+-- behind the first few whose reply is large. With `new_ones` most are expected to be absent and are
+-- taken before anything is looked up; what was taken may then be returned once more, as it is now.
+-- A batch hardly waits for transactions that are on their way; one that is alone may have more
+-- patience.
 CREATE FUNCTION onceward.reserve(
     at bigint, scopes text[], keys text[], recipes integer[], fingerprints bytea[],
     attempts uuid[], modes text[], leases bigint[], max_executions bigint[], retentions bigint[],
     tombstones bigint[], effects text[], routes text[], methods text[], paths text[],
-    requests bytea[], patience text
+    requests bytea[], patience text, new_ones boolean
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -45,78 +47,94 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(reserve.at);
-    seen bigint;
+    answered bigint := 0;
+    known bigint[];
 BEGIN
     IF patience IS NOT NULL THEN
         PERFORM set_config('lock_timeout', patience, true);
     END IF;
-    RETURN QUERY
-    SELECT a.position::integer,
-           CASE WHEN sum(octet_length(p.body)) OVER before > 8388608 THEN 'later'
-                WHEN r.attempt <> a.attempt AND r.state <> 'expired'
-                 AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
-                 AND (r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe
-                      OR r.state IN ('completed', 'unknown', 'pending')
-                      OR (r.state = 'in_progress' AND r.lease_until > t))
-                THEN 'occupied' ELSE 'look' END,
-           t, r.record_id, r.scope, r.key, r.recipe, r.fingerprint, r.generation, r.state,
-           r.attempt, r.fence, r.attempts, r.effects, r.route, r.method, r.path, r.created_at,
-           r.started_at, r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
-           r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
-           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version,
-           CASE WHEN sum(octet_length(p.body)) OVER before > 8388608 THEN NULL ELSE p.body END
-    FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts) WITH ORDINALITY
-         AS a (scope, key, recipe, fingerprint, attempt, position)
-    CROSS JOIN LATERAL (SELECT * FROM onceward.records r
-                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
-    LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
-                       WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true
-    WINDOW before AS (ORDER BY a.position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING);
-    GET DIAGNOSTICS seen = ROW_COUNT;
-    IF seen = cardinality(scopes) THEN
-        RETURN;
+    IF requests IS NOT NULL THEN
+        -- Only what is taken now leaves its request.
+        SELECT coalesce(array_agg(r.record_id), '{}') INTO known
+        FROM unnest(scopes, keys) AS a (scope, key)
+        CROSS JOIN LATERAL (SELECT * FROM onceward.records r
+                            WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r;
     END IF;
-    RETURN QUERY
-    WITH fresh AS (
-        INSERT INTO onceward.records AS r (
-            scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
-            route, method, path, created_at, started_at, lease_until, max_execution, expires_at,
-            retention, tombstone, void, check_at, reap_at)
-        SELECT a.scope, a.key, a.recipe, a.fingerprint, 1,
-               CASE a.mode WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
-               a.attempt, greatest(t, 1), CASE a.mode WHEN 'execute' THEN 1 ELSE 0 END, a.effects,
-               a.route, a.method, a.path, t, t,
-               CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
-               a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone, false,
-               onceward.plus(t, a.lease), onceward.plus(t, a.retention)
-        FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases,
-                    max_executions, retentions, tombstones, reserve.effects, routes, methods, paths)
-             AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution, retention,
-                   tombstone, effects, route, method, path)
-        LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
-                           WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
-        WHERE a.mode <> 'look' AND r.there IS NULL
-        ON CONFLICT (scope, key) DO NOTHING
-        RETURNING r.record_id, r.attempt, r.state, r.fence, r.lease_until, r.check_at
-    ), listed AS (
-        INSERT INTO onceward.leases (check_at, record_id)
-        SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
-    )
-    SELECT NULL::integer, 'taken', t, fresh.record_id, NULL::text, NULL::text, NULL::integer,
-           NULL::bytea, 1, fresh.state, fresh.attempt, fresh.fence, NULL::integer, NULL::text,
-           NULL::text, NULL::text, NULL::text, NULL::bigint, NULL::bigint, fresh.lease_until,
-           NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
-           NULL::bigint, NULL::boolean, NULL::text, NULL::text, NULL::boolean, NULL::smallint,
-           NULL::bytea, NULL::text, NULL::bytea
-    FROM fresh;
+    FOR try IN 1..2 LOOP
+        IF (try = 1) = new_ones THEN
+            RETURN QUERY
+            WITH fresh AS (
+                INSERT INTO onceward.records AS r (
+                    scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
+                    effects, route, method, path, created_at, started_at, lease_until,
+                    max_execution, expires_at, retention, tombstone, void, check_at, reap_at)
+                SELECT a.scope, a.key, a.recipe, a.fingerprint, 1,
+                       CASE a.mode WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
+                       a.attempt, greatest(t, 1), CASE a.mode WHEN 'execute' THEN 1 ELSE 0 END,
+                       a.effects, a.route, a.method, a.path, t, t,
+                       CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
+                       a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone,
+                       false, onceward.plus(t, a.lease), onceward.plus(t, a.retention)
+                FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases,
+                            max_executions, retentions, tombstones, reserve.effects, routes,
+                            methods, paths)
+                     AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution,
+                           retention, tombstone, effects, route, method, path)
+                -- Without this, one row that a transaction is changing would hold up all.
+                LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
+                                   WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+                WHERE a.mode <> 'look' AND r.there IS NULL
+                ON CONFLICT (scope, key) DO NOTHING
+                RETURNING r.record_id, r.attempt, r.state, r.fence, r.lease_until, r.check_at
+            ), listed AS (
+                INSERT INTO onceward.leases (check_at, record_id)
+                SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
+            )
+            SELECT NULL::integer, 'taken', t, fresh.record_id, NULL::text, NULL::text,
+                   NULL::integer, NULL::bytea, 1, fresh.state::text, fresh.attempt,
+                   fresh.fence::bigint, NULL::integer, NULL::text, NULL::text, NULL::text,
+                   NULL::text, NULL::bigint, NULL::bigint, fresh.lease_until, NULL::bigint,
+                   NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
+                   NULL::bigint, NULL::boolean, NULL::text, NULL::text, NULL::boolean,
+                   NULL::smallint, NULL::bytea, NULL::text, NULL::bytea
+            FROM fresh;
+        ELSE
+            RETURN QUERY
+            SELECT a.position::integer,
+                   CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN 'later'
+                        WHEN r.attempt <> a.attempt AND r.state <> 'expired'
+                         AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
+                         AND (r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe
+                              OR r.state IN ('completed', 'unknown', 'pending')
+                              OR (r.state = 'in_progress' AND r.lease_until > t))
+                        THEN 'occupied' ELSE 'look' END,
+                   t, r.record_id, r.scope::text, r.key::text, r.recipe, r.fingerprint::bytea,
+                   r.generation::integer, r.state::text, r.attempt, r.fence::bigint, r.attempts,
+                   r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
+                   r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
+                   r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point,
+                   r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
+                   p.schema_version,
+                   CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL
+                        ELSE p.body END
+            FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts) WITH ORDINALITY
+                 AS a (scope, key, recipe, fingerprint, attempt, position)
+            CROSS JOIN LATERAL (SELECT * FROM onceward.records r
+                                WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
+            LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
+                               WHERE p.record_id = r.record_id AND r.state = 'completed'
+                               OFFSET 0) p ON true;
+        END IF;
+        GET DIAGNOSTICS answered = ROW_COUNT;
+        EXIT WHEN answered = cardinality(scopes);
+    END LOOP;
     IF requests IS NOT NULL THEN
         INSERT INTO onceward.requests (record_id, request)
         SELECT r.record_id, a.request
         FROM unnest(scopes, keys, reserve.attempts, requests) AS a (scope, key, attempt, request)
         CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
-        WHERE a.request IS NOT NULL AND r.attempt = a.attempt
-          AND r.state IN ('in_progress', 'pending')
+        WHERE a.request IS NOT NULL AND r.attempt = a.attempt AND r.record_id <> ALL (known)
         ON CONFLICT (record_id) DO NOTHING;
     END IF;
 END
@@ -158,11 +176,12 @@ $$;
 
 -- What an attempt writes to a record that it holds: 'complete', 'release' or 'unknown'. Returns the
 -- attempts whose write was applied; the others are looked at one by one. One that is alone, in a
--- transaction that would be lost, may have more patience with whoever has the record locked.
+-- transaction that would be lost, may have more patience with whoever has the record locked. A batch
+-- has little, and may come again with `skip_locked` and leave out what is locked.
 CREATE FUNCTION onceward.write(
     at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
     reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
-    bodies bytea[], patience text
+    bodies bytea[], patience text, skip_locked boolean
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -176,11 +195,19 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(write.at);
+    applied uuid[];
+    stepped bigint[];
 BEGIN
     IF patience IS NOT NULL THEN
         PERFORM set_config('lock_timeout', patience, true);
     END IF;
-    RETURN QUERY
+    IF skip_locked THEN
+        SELECT array_agg(r.key ORDER BY a.position) INTO keys
+        FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
+        LEFT JOIN LATERAL (SELECT r.key FROM onceward.records r
+                           WHERE r.scope = a.scope AND r.key = a.key
+                           FOR NO KEY UPDATE SKIP LOCKED) r ON true;
+    END IF;
     WITH written AS (
         UPDATE onceward.records AS r SET
             state = CASE a.kind WHEN 'complete' THEN 'completed' WHEN 'release' THEN 'failed_retryable'
@@ -218,16 +245,16 @@ BEGIN
             CROSS JOIN LATERAL (SELECT l.ctid AS place FROM onceward.leases l
                                 WHERE l.check_at = w.check_at AND l.record_id = w.record_id
                                 OFFSET 0) l))
-    ), forgotten AS (
-        DELETE FROM onceward.requests q WHERE q.record_id = ANY (ARRAY(
-            SELECT w.record_id FROM written w
-            WHERE w.kind IN ('complete', 'release') AND w.effects = 'phased'))
-    ), done AS (
-        DELETE FROM onceward.steps s WHERE s.record_id = ANY (ARRAY(
-            SELECT w.record_id FROM written w
-            WHERE w.kind = 'complete' AND w.recovery_point IS NOT NULL))
     )
-    SELECT w.attempt FROM written w;
+    SELECT array_agg(w.attempt),
+           array_agg(w.record_id) FILTER (WHERE w.kind IN ('complete', 'release')
+               AND (w.effects = 'phased' OR w.recovery_point IS NOT NULL))
+    INTO applied, stepped FROM written w;
+    IF stepped IS NOT NULL THEN
+        DELETE FROM onceward.requests q WHERE q.record_id = ANY (stepped);
+        DELETE FROM onceward.steps s WHERE s.record_id = ANY (stepped);
+    END IF;
+    RETURN QUERY SELECT unnest(applied);
 END
 $$;
 
@@ -246,12 +273,12 @@ DECLARE
     t bigint := onceward.micros(load.at);
 BEGIN
     RETURN QUERY
-    SELECT a.position::integer, 'look', t, r.record_id, r.scope, r.key, r.recipe, r.fingerprint,
-           r.generation, r.state, r.attempt, r.fence, r.attempts, r.effects, r.route, r.method,
-           r.path, r.created_at, r.started_at, r.lease_until, r.max_execution, r.finished_at,
-           r.expires_at, r.retention, r.tombstone, r.last_error, r.reconcile_after, r.void,
-           r.recovery_point, r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
-           p.schema_version, p.body
+    SELECT a.position::integer, 'look', t, r.record_id, r.scope::text, r.key::text, r.recipe,
+           r.fingerprint::bytea, r.generation::integer, r.state::text, r.attempt, r.fence::bigint,
+           r.attempts, r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
+           r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention, r.tombstone,
+           r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
+           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body
     FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
     LEFT JOIN LATERAL (SELECT * FROM onceward.records r
                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true

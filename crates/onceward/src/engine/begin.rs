@@ -68,9 +68,9 @@ impl Engine {
             tombstone: policy.tombstone,
             expired_runs_again: policy.expired_runs_again,
             effects: policy.effects,
-            route: Box::from(&*policy.name),
-            method: Box::default(),
-            path: Box::default(),
+            route: Arc::clone(&policy.name),
+            method: Arc::default(),
+            path: Arc::default(),
             request: None,
         }
     }
@@ -295,6 +295,7 @@ pub(super) fn timed_out() -> StoreError {
 }
 
 /// Paths are kept for operators to read, not to be parsed.
-fn shortened(path: &str) -> Box<str> {
-    path.chars().take(255).collect()
+fn shortened(path: &str) -> Arc<str> {
+    let end = path.char_indices().nth(255).map_or(path.len(), |(end, _)| end);
+    Arc::from(&path[..end])
 }

@@ -32,19 +32,23 @@ mod link;
 mod look;
 mod open;
 mod outbox;
+mod reserve;
 mod row;
 mod steps;
 mod turn;
 mod within;
 mod workers;
+mod write;
 
-use batch::{GuardedWrite, Reserve};
+use batch::Work;
 use lane::Lane;
 use link::Link;
 use look::{Side, no_request, step};
 pub use open::PgConnectError;
 use open::Statements;
+use reserve::Reserve;
 use turn::Turns;
+use write::GuardedWrite;
 
 /// Where and how a [`PgStore`] lives.
 #[derive(Clone)]
@@ -52,7 +56,7 @@ pub struct PgOptions {
     url: Arc<str>,
     schema: Arc<str>,
     migrate: bool,
-    connections: [usize; 3],
+    connections: [usize; 2],
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -63,7 +67,7 @@ impl PgOptions {
             url: url.into(),
             schema: "onceward".into(),
             migrate: true,
-            connections: [2, 2, 4],
+            connections: [2, 4],
             clock: None,
         }
     }
@@ -82,11 +86,11 @@ impl PgOptions {
         self
     }
 
-    /// How many connections reserves, writes and single calls have. Few are best: while they are
-    /// busy the next batch gathers.
+    /// How many connections batches and single calls have. Few are best: while they are busy the next
+    /// batch gathers.
     #[must_use]
-    pub fn connections(mut self, reserves: usize, writes: usize, singles: usize) -> Self {
-        self.connections = [reserves.max(1), writes.max(1), singles.max(1)];
+    pub fn connections(mut self, batches: usize, singles: usize) -> Self {
+        self.connections = [batches.max(1), singles.max(1)];
         self
     }
 
@@ -107,8 +111,7 @@ impl fmt::Debug for PgOptions {
 
 /// A store in a PostgreSQL database.
 pub struct PgStore {
-    reserves: Lane<Reserve>,
-    writes: Lane<GuardedWrite>,
+    batches: Lane<Work>,
     side: Lane<Side>,
     database: PgDatabase,
     closing_batches: watch::Sender<bool>,
@@ -143,16 +146,15 @@ impl PgStore {
         let name = open::prepare(&options).await?;
         let statements = Arc::new(Statements::of(&options.schema));
         let link = || Link::new(Arc::clone(&options), Arc::clone(&statements));
-        let [reserves, writes, singles] = options.connections;
+        let [batches, singles] = options.connections;
         let (closing_batches, batches_close) = watch::channel(false);
         let (closing_side, side_closes) = watch::channel(false);
         let turns = Turns::default();
         let single = (0..singles).map(|_| link().beside(&turns)).collect();
         let side = Lane::start(single, &side_closes);
-        let links = |count| (0..count).map(|_| link().with_side(&side)).collect();
+        let links = (0..batches).map(|_| link().with_side(&side)).collect();
         Ok(PgStore {
-            reserves: Lane::start(links(reserves), &batches_close),
-            writes: Lane::start(links(writes), &batches_close),
+            batches: Lane::start(links, &batches_close),
             side,
             database: PgDatabase { name, statements, clock: options.clock.clone() },
             closing_batches,
@@ -166,8 +168,7 @@ impl PgStore {
     /// The store closes all the same.
     pub async fn close(&self) {
         self.closing_batches.send_replace(true);
-        self.reserves.ended().await;
-        self.writes.ended().await;
+        self.batches.ended().await;
         self.closing_side.send_replace(true);
         self.side.ended().await;
     }
@@ -194,7 +195,7 @@ impl PgStore {
 
 impl Store for PgStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
-        Box::pin(self.reserves.ask(move |sender| Reserve { ask, sender }))
+        Box::pin(self.batches.ask(move |sender| Work::Reserve(Reserve { ask, sender })))
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
@@ -209,7 +210,7 @@ impl Store for PgStore {
 
     fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
         let lease = Lease { id: lease.id.clone(), ..*lease };
-        Box::pin(self.writes.ask(move |sender| GuardedWrite { lease, write, sender }))
+        Box::pin(self.batches.ask(move |sender| Work::Write(GuardedWrite { lease, write, sender })))
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

@@ -130,7 +130,7 @@ async fn each_step_whose_answer_is_lost_is_made_once() {
 /// A caller who is told that nothing happened would believe it.
 #[tokio::test]
 async fn a_call_that_was_made_and_then_cannot_be_repeated_is_said_to_be_ambiguous() {
-    let (home, proxy) = behind_a_proxy(|options| options.connections(1, 1, 1)).await;
+    let (home, proxy) = behind_a_proxy(|options| options.connections(2, 1)).await;
     let asked = phased("then-no-way-0001");
     let lease = home.grant(&asked).await;
     home.write(&lease, Write::Renew(Duration::from_secs(70))).await;
@@ -165,7 +165,7 @@ async fn a_call_that_was_made_and_then_cannot_be_repeated_is_said_to_be_ambiguou
 /// The first call is on its way while the second one is told that it cannot have the lock.
 #[tokio::test]
 async fn a_lost_reserve_that_is_still_on_its_way_is_not_said_to_have_failed() {
-    let (home, proxy) = behind_a_proxy(|options| options.connections(1, 1, 1)).await;
+    let (home, proxy) = behind_a_proxy(|options| options.connections(2, 1)).await;
     home.occupy(&ask("warms-the-connection")).await;
     let mut other = home.connection().await;
     // The record is made, and it takes a while until that is committed.

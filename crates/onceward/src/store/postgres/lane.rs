@@ -1,9 +1,15 @@
-//! Natural batching: whoever finds a connection free goes at once; while all are busy, the next
-//! batch gathers. No timer.
+//! Natural batching: whoever finds all connections free goes at once; while one is busy, the next
+//! batch gathers, and goes beside it when it is large enough.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
 
 use super::{error::closed, link::Link};
 use crate::store::{StoreError, StoreErrorKind};
@@ -13,6 +19,9 @@ pub(super) type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 /// A batch holds about this many bytes at most.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
+/// How long a small batch waits for others that are on their way, at most.
+const GATHER_TIME_MAX: Duration = Duration::from_millis(5);
+
 /// How many elements may stand in line before callers wait for a place.
 const LINE_MAX: usize = 4096;
 
@@ -20,6 +29,9 @@ const LINE_MAX: usize = 4096;
 pub(super) trait Element: Send + Sized + 'static {
     /// A batch holds at most this many, so that none of them waits for too many others.
     const BATCH_MAX: usize;
+
+    /// A batch goes beside others that are on their way when it holds as many as this.
+    const BATCH_EAGER: usize;
 
     /// How large it is, roughly.
     fn bytes(&self) -> usize;
@@ -51,8 +63,10 @@ impl<E: Element> Lane<E> {
         let (line, elements) = mpsc::channel(LINE_MAX);
         let (alive, workers) = watch::channel(());
         let (elements, alive) = (Arc::new(Mutex::new(elements)), Arc::new(alive));
+        let busy = Arc::new(Busy::default());
         for link in links {
-            let worker = Worker { elements: Arc::clone(&elements), closing: closing.clone() };
+            let (elements, busy) = (Arc::clone(&elements), Arc::clone(&busy));
+            let worker = Worker { elements, closing: closing.clone(), busy };
             tokio::spawn(worker.run(link, Arc::clone(&alive)));
         }
         Lane { line, workers }
@@ -93,12 +107,58 @@ impl<E: Element> Lane<E> {
 struct Worker<E> {
     elements: Arc<Mutex<mpsc::Receiver<E>>>,
     closing: watch::Receiver<bool>,
+    busy: Arc<Busy>,
+}
+
+/// How many workers are sending a batch.
+#[derive(Debug, Default)]
+struct Busy {
+    count: AtomicUsize,
+    one_less: Notify,
+}
+
+impl Busy {
+    fn begin(&self) -> impl Drop {
+        struct End<'b>(&'b Busy);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.count.fetch_sub(1, Ordering::Relaxed);
+                self.0.one_less.notify_waiters();
+            }
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        End(self)
+    }
+}
+
+/// Elements that go together.
+struct Batch<E> {
+    elements: Vec<E>,
+    bytes: usize,
+}
+
+impl<E: Element> Batch<E> {
+    fn push(&mut self, element: E) {
+        if !element.is_abandoned() {
+            self.bytes += element.bytes();
+            self.elements.push(element);
+        }
+    }
+
+    /// Takes what stands in line, as far as there is room.
+    fn take(&mut self, line: &mut mpsc::Receiver<E>) {
+        while self.elements.len() < E::BATCH_MAX && self.bytes < BATCH_BYTES_MAX {
+            let Ok(element) = line.try_recv() else { break };
+            self.push(element);
+        }
+    }
 }
 
 impl<E: Element> Worker<E> {
     async fn run(mut self, mut link: Link, alive: Arc<watch::Sender<()>>) {
         while let Some(batch) = self.gather().await {
             if !batch.is_empty() {
+                let _busy = self.busy.begin();
                 E::run(batch, &mut link).await;
             }
         }
@@ -118,18 +178,27 @@ impl<E: Element> Worker<E> {
                 elements.recv().await
             }
         };
-        let mut batch = Vec::new();
-        let mut bytes = 0;
-        let mut next = Some(first?);
-        while let Some(element) = next {
-            if !element.is_abandoned() {
-                bytes += element.bytes();
-                batch.push(element);
+        let mut batch = Batch { elements: Vec::new(), bytes: 0 };
+        batch.push(first?);
+        batch.take(&mut elements);
+        let one_less = self.busy.one_less.notified();
+        if self.busy.count.load(Ordering::Relaxed) > 0 {
+            // Small batches beside each other cost more than one after the other.
+            let wait = async {
+                while batch.elements.len() < E::BATCH_EAGER {
+                    let Some(element) = elements.recv().await else { break };
+                    batch.push(element);
+                    batch.take(&mut elements);
+                }
+            };
+            tokio::select! {
+                () = wait => {}
+                () = one_less => {}
+                () = tokio::time::sleep(GATHER_TIME_MAX) => {}
             }
-            let full = batch.len() >= E::BATCH_MAX || bytes >= BATCH_BYTES_MAX;
-            next = if full { None } else { elements.try_recv().ok() };
+            batch.take(&mut elements);
         }
-        Some(batch)
+        Some(batch.elements)
     }
 }
 

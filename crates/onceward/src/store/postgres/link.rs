@@ -35,6 +35,8 @@ pub(super) struct Link {
     connection: Option<PgConnection>,
     /// Who is at which record.
     turns: Turns,
+    /// Whether most of what was reserved last was new.
+    pub(super) mostly_new: bool,
 }
 
 /// What makes calls: a link, or a connection in a transaction of the user's.
@@ -46,6 +48,9 @@ pub(super) trait Caller: Send {
 
     /// The time that tests want it to be.
     fn now(&self) -> Option<i64>;
+
+    /// Whether what is reserved is new, probably. Only how fast a reserve is depends on it.
+    fn mostly_new(&self) -> bool;
 
     /// Makes the call.
     fn fetch(&mut self, call: Call<'_>) -> impl Future<Output = Result<Vec<PgRow>, Lost>> + Send;
@@ -63,7 +68,14 @@ pub(super) enum Lost {
 
 impl Link {
     pub(super) fn new(options: Arc<PgOptions>, statements: Arc<Statements>) -> Self {
-        Link { options, statements, side: None, connection: None, turns: Turns::default() }
+        Link {
+            options,
+            statements,
+            side: None,
+            connection: None,
+            turns: Turns::default(),
+            mostly_new: true,
+        }
     }
 
     /// The same beside others that look at the same records.
@@ -114,6 +126,10 @@ impl Caller for Link {
 
     fn now(&self) -> Option<i64> {
         self.options.clock.as_ref().map(|clock| clock.now().as_micros())
+    }
+
+    fn mostly_new(&self) -> bool {
+        self.mostly_new
     }
 
     /// A connection that did not answer is not used again: it may be inside anything.

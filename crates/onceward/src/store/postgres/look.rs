@@ -4,11 +4,10 @@
 use std::pin::Pin;
 
 use super::{
-    batch::damaged,
     error::{Remedy, STORE, answer_lost, pause, remedy},
     lane::{Element, Sender},
     link::{Caller, Link, Lost, call},
-    row::{FoundRow, audit_json, record_json, reply_parts},
+    row::{FoundRow, audit_json, damaged, record_json, reply_parts},
 };
 use crate::{
     clock::Timestamp,
@@ -49,6 +48,7 @@ const LOOKS_MAX: u32 = 20;
 
 impl Element for Side {
     const BATCH_MAX: usize = 1;
+    const BATCH_EAGER: usize = 1;
 
     fn bytes(&self) -> usize {
         0

@@ -82,6 +82,7 @@ pub(super) struct Statements {
     pub(super) reserve_within: Arc<str>,
     pub(super) renew: Arc<str>,
     pub(super) write: Arc<str>,
+    pub(super) both: Arc<str>,
     pub(super) load: Arc<str>,
     pub(super) change: Arc<str>,
     pub(super) remember: Arc<str>,
@@ -109,18 +110,25 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
-        let reserve = "onceward.reserve($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, \
-                       $14, $15, $16, $17)";
+        let reserve = format!("onceward.reserve({})", parameters(1, 18));
+        let write = format!("onceward.write({}) AS w (attempt)", parameters(1, 13));
         Statements {
             reserve: named(&format!("SELECT * FROM {reserve}")),
             reserve_within: named(&format!(
                 "SELECT *, (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
                  FROM {reserve}"
             )),
-            renew: named("SELECT * FROM onceward.renew($1, $2, $3, $4, $5, $6)"),
-            write: named(
-                "SELECT * FROM onceward.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+            renew: named(
+                "SELECT r.attempt FROM onceward.renew($1, $2, $3, $4, $5, $6) AS r (attempt)",
             ),
+            write: named(&format!("SELECT w.attempt FROM {write}")),
+            both: named(&format!(
+                "SELECT * FROM {reserve} UNION ALL SELECT NULL, 'applied', NULL, NULL, NULL, NULL, \
+                 NULL, NULL, NULL, NULL, w.attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
+                 NULL, NULL, NULL FROM onceward.write({}) AS w (attempt)",
+                parameters(19, 31)
+            )),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(
                 "SELECT onceward.change($1, $2, $3::jsonb, $4::jsonb, $5, $6, $7, $8::jsonb, $9, $10)",
@@ -194,6 +202,12 @@ impl Statements {
             ),
         }
     }
+}
+
+/// `$2, $3, $4` from 2 to 4.
+fn parameters(first: usize, last: usize) -> String {
+    let names: Vec<String> = (first..=last).map(|number| format!("${number}")).collect();
+    names.join(", ")
 }
 
 /// The same SQL for a schema of this name.

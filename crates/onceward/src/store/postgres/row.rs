@@ -7,7 +7,10 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use sqlx::{Postgres, Row as _, postgres::PgRow, types::Uuid};
 
-use super::super::headers::{decode_headers, encode_headers};
+use super::{
+    super::headers::{decode_headers, encode_headers},
+    error::STORE,
+};
 use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
@@ -16,12 +19,17 @@ use crate::{
         State,
     },
     reply::{Reply, ReplyBody},
+    store::{StoreError, StoreErrorKind},
 };
 
 /// A row that is not what we wrote.
 #[derive(Debug, thiserror::Error)]
 #[error("column {0} cannot be read")]
 pub(super) struct BadRow(pub(super) &'static str);
+
+pub(super) fn damaged(bad: BadRow) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged").with_source(bad)
+}
 
 /// A row of the type `found`.
 pub(super) struct FoundRow<'r>(pub(super) &'r PgRow);
@@ -224,9 +232,9 @@ pub(super) fn record_json(record: &Record) -> Value {
         "fence": record.fence.number(),
         "attempts": record.attempts,
         "effects": record.effects.name(),
-        "route": record.route,
-        "method": record.method,
-        "path": record.path,
+        "route": &*record.route,
+        "method": &*record.method,
+        "path": &*record.path,
         "created_at": record.created_at.as_micros(),
         "started_at": record.started_at.as_micros(),
         "lease_until": record.lease_until.as_micros(),

@@ -4,10 +4,9 @@ use bytes::Bytes;
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    batch::damaged,
     link::{Call, Caller, Link, call},
     look,
-    row::{FoundRow, uuid},
+    row::{FoundRow, damaged, uuid},
     workers::{fetch, unreadable},
 };
 use crate::{

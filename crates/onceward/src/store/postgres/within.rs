@@ -7,14 +7,15 @@ use sqlx::{Connection as _, PgConnection, Pool, Postgres, Row as _, Transaction,
 
 use super::{
     PgDatabase,
-    batch::{Answer, bind_reserves, bind_writes, damaged, read_answer},
     error::{Remedy, remedy, store_error},
     link::{Call, Caller, Lost, call},
     look::{self, StepFailed},
     open::Statements,
     outbox::{bind_stage, read_staged},
-    row::FoundRow,
+    reserve::{Answer, bind_reserves, read_answer},
+    row::{FoundRow, damaged},
     steps::{Verdict, bind_step, read_verdict},
+    write::{Locked, bind_writes},
 };
 use crate::{
     outbox::{Message, Staged},
@@ -71,6 +72,10 @@ impl Caller for Within<'_> {
 
     fn now(&self) -> Option<i64> {
         self.database.clock.as_ref().map(|clock| clock.now().as_micros())
+    }
+
+    fn mostly_new(&self) -> bool {
+        true
     }
 
     async fn fetch(&mut self, call: Call<'_>) -> Result<Vec<PgRow>, Lost> {
@@ -133,7 +138,9 @@ impl Connection for PgConnection {
     ) -> Result<Written, NotWritten> {
         let mut within = Within::new(self, database)?;
         let complete = Write::Complete(reply);
-        let write = bind_writes(&within, &[(lease, &complete)], Some(PATIENCE));
+        let statement = call(&within.statements().write);
+        let write =
+            bind_writes(statement, &within, &[(lease, &complete)], Locked::WaitedFor(PATIENCE));
         let rows = within.fetch(write).await.map_err(not_written)?;
         if !rows.is_empty() {
             return Ok(Written::Applied);

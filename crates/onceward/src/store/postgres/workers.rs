@@ -3,10 +3,9 @@
 use sqlx::{Row as _, postgres::PgRow, types::Uuid};
 
 use super::{
-    batch::damaged,
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller, Link, Lost, call},
-    row::read_audit,
+    row::{damaged, read_audit},
 };
 use crate::{
     key::Key,

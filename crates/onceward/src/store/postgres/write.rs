@@ -1,0 +1,224 @@
+//! What attempts write to records that they hold, many in one call.
+
+use std::collections::HashSet;
+
+use sqlx::postgres::PgRow;
+
+use super::{
+    batch::{Sent, for_each, send},
+    lane::Sender,
+    link::{Call, Caller, Link, call},
+    look::Look,
+    row::{micros, reply_parts, uuid},
+};
+use crate::{
+    record::{AttemptId, Lease, RecordId},
+    store::{StoreError, Write, Written},
+};
+
+/// A write that stands in line.
+pub(super) struct GuardedWrite {
+    pub(super) lease: Lease,
+    pub(super) write: Write,
+    pub(super) sender: Sender<Written>,
+}
+
+/// A batch of writes by how they are sent.
+#[derive(Default)]
+pub(super) struct Writes {
+    /// What ends attempts: at most one for each record.
+    pub(super) endings: Vec<GuardedWrite>,
+    pub(super) renewals: Vec<GuardedWrite>,
+    /// Two writes to one record cannot be in one statement: these are looked at after the others.
+    pub(super) seconds: Vec<GuardedWrite>,
+}
+
+impl Writes {
+    pub(super) fn of(mut batch: Vec<GuardedWrite>) -> Self {
+        batch.sort_by(|a, b| a.lease.id.cmp(&b.lease.id));
+        let mut writes = Writes::default();
+        let mut last: Option<RecordId> = None;
+        for element in batch {
+            if last.as_ref() == Some(&element.lease.id) {
+                writes.seconds.push(element);
+                continue;
+            }
+            last = Some(element.lease.id.clone());
+            match element.write {
+                Write::Renew(_) => writes.renewals.push(element),
+                _ => writes.endings.push(element),
+            }
+        }
+        writes
+    }
+
+    pub(super) async fn send_all(self, link: &mut Link) {
+        GuardedWrite::send_all(self.endings, false, link).await;
+        if !self.renewals.is_empty() {
+            let mut lost = false;
+            let sent = send(link, &mut lost, |link| bind_renewals(link, &self.renewals)).await;
+            GuardedWrite::answer(self.renewals, sent, lost, link).await;
+        }
+        for element in self.seconds {
+            element.look_closer(false, link).await;
+        }
+    }
+}
+
+/// The attempts whose write was applied.
+pub(super) fn attempts(rows: &[PgRow]) -> HashSet<AttemptId> {
+    use sqlx::Row as _;
+    let attempt = |row: &PgRow| row.try_get("attempt").ok().map(sqlx::types::Uuid::into_bytes);
+    rows.iter().filter_map(attempt).map(AttemptId::from_bytes).collect()
+}
+
+impl GuardedWrite {
+    pub(super) fn bytes(&self) -> usize {
+        let reply = match &self.write {
+            Write::Complete(reply) => reply.body_bytes().len(),
+            _ => 0,
+        };
+        512 + reply
+    }
+
+    /// Sends endings. `lost` says that they were sent before, and no answer came.
+    pub(super) async fn send_all(batch: Vec<Self>, mut lost: bool, link: &mut Link) {
+        if batch.is_empty() {
+            return;
+        }
+        let write = |link: &Link| call(&link.statements().write);
+        let sent = send(link, &mut lost, |link| bind_guarded(write(link), link, &batch)).await;
+        let sent = match sent {
+            // One locked row must not stall strangers.
+            Sent::Locked => {
+                send(link, &mut lost, |link| {
+                    bind_writes(write(link), link, &guards(&batch), Locked::Skipped)
+                })
+                .await
+            }
+            sent => sent,
+        };
+        Self::answer(batch, sent, lost, link).await;
+    }
+
+    async fn answer(batch: Vec<Self>, sent: Sent, lost: bool, link: &Link) {
+        match sent {
+            Sent::Answered(rows) => Self::answer_all(batch, &attempts(&rows), lost, link).await,
+            Sent::Locked | Sent::Refused => {
+                Self::answer_all(batch, &HashSet::new(), lost, link).await
+            }
+            Sent::Failed(error) => Self::fail_all(batch, &error),
+        }
+    }
+
+    /// Answers those that were applied, and has the others looked at.
+    pub(super) async fn answer_all(
+        batch: Vec<Self>,
+        applied: &HashSet<AttemptId>,
+        lost: bool,
+        link: &Link,
+    ) {
+        for element in batch {
+            if applied.contains(&element.lease.attempt) {
+                // The caller may be gone. What was done is done all the same.
+                let _ = element.sender.send(Ok(Written::Applied));
+            } else {
+                element.look_closer(lost, link).await;
+            }
+        }
+    }
+
+    pub(super) fn fail_all(batch: Vec<Self>, error: &StoreError) {
+        for element in batch {
+            let _ = element.sender.send(Err(for_each(error)));
+        }
+    }
+
+    async fn look_closer(self, may_have_happened: bool, link: &Link) {
+        let GuardedWrite { lease, write, sender } = self;
+        link.look_closer(Look::Write { lease, write, may_have_happened, sender }).await;
+    }
+}
+
+/// A write with what guards it.
+type Guarded<'a> = (&'a Lease, &'a Write);
+
+fn guards(batch: &[GuardedWrite]) -> Vec<Guarded<'_>> {
+    batch.iter().map(|element| (&element.lease, &element.write)).collect()
+}
+
+fn column<'a, T>(batch: &[Guarded<'a>], value: impl Fn(Guarded<'a>) -> T) -> Vec<T> {
+    batch.iter().map(|guarded| value(*guarded)).collect()
+}
+
+fn bind_guards(call: Call<'static>, link: &impl Caller, batch: &[Guarded<'_>]) -> Call<'static> {
+    call.bind(link.now())
+        .bind(column(batch, |(lease, _)| lease.id.scope.as_str()))
+        .bind(column(batch, |(lease, _)| lease.id.key.as_str()))
+        .bind(column(batch, |(lease, _)| uuid(lease.attempt)))
+        .bind(column(batch, |(lease, _)| lease.fence.number()))
+}
+
+fn bind_renewals(link: &impl Caller, batch: &[GuardedWrite]) -> Call<'static> {
+    let batch = &guards(batch);
+    bind_guards(call(&link.statements().renew), link, batch).bind(column(batch, |(_, write)| {
+        match write {
+            Write::Renew(by) => micros(*by),
+            _ => 0,
+        }
+    }))
+}
+
+pub(super) fn bind_guarded(
+    call: Call<'static>,
+    link: &impl Caller,
+    batch: &[GuardedWrite],
+) -> Call<'static> {
+    bind_writes(call, link, &guards(batch), Locked::InTheWay)
+}
+
+/// What becomes of a record that is locked.
+pub(super) enum Locked {
+    /// All wait for it, for a moment.
+    InTheWay,
+    /// It is left out.
+    Skipped,
+    /// It is waited for as long as this.
+    WaitedFor(&'static str),
+}
+
+pub(super) fn bind_writes(
+    call: Call<'static>,
+    link: &impl Caller,
+    batch: &[Guarded<'_>],
+    locked: Locked,
+) -> Call<'static> {
+    let patience = match locked {
+        Locked::WaitedFor(patience) => Some(patience),
+        Locked::InTheWay | Locked::Skipped => None,
+    };
+    let replies = column(batch, |(_, write)| match write {
+        Write::Complete(reply) => Some(reply_parts(reply)),
+        _ => None,
+    });
+    let statuses: Vec<_> = replies.iter().map(|r| r.as_ref().map(|reply| reply.0)).collect();
+    let headers: Vec<_> = replies.iter().map(|r| r.as_ref().map(|reply| &reply.1[..])).collect();
+    let schemas: Vec<_> = replies.iter().map(|r| r.as_ref().and_then(|reply| reply.2)).collect();
+    let bodies: Vec<_> = replies.iter().map(|r| r.as_ref().and_then(|reply| reply.3)).collect();
+    bind_guards(call, link, batch)
+        .bind(column(batch, |(_, write)| match write {
+            Write::Complete(_) => "complete",
+            Write::Release(_) => "release",
+            Write::MarkUnknown(_) | Write::Renew(_) => "unknown",
+        }))
+        .bind(column(batch, |(_, write)| match write {
+            Write::Release(why) | Write::MarkUnknown(why) => Some(&**why),
+            Write::Complete(_) | Write::Renew(_) => None,
+        }))
+        .bind(statuses)
+        .bind(headers)
+        .bind(schemas)
+        .bind(bodies)
+        .bind(patience)
+        .bind(matches!(locked, Locked::Skipped))
+}
