@@ -22,7 +22,9 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN at > 9223372036854775807 - duration THEN 9223372036854775807 ELSE at + duration END
 $$;
 
--- Takes what is absent, and returns what is in the way. What would have to be changed to be taken
+-- Takes what is absent, and returns what is in the way. Requests that go the same way are a class, and
+-- what is the same for all of a class is given once. What is taken has `t` for its fence and a lease
+-- from then on; one row without an attempt stands for all. What would have to be changed to be taken
 -- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
 -- by somebody else just now: the caller asks again, as it does after 'later', the answer to those
 -- behind the first few whose reply is large. With `new_ones` most are expected to be absent and are
@@ -30,9 +32,9 @@ $$;
 -- A batch hardly waits for transactions that are on their way; one that is alone may have more
 -- patience.
 CREATE FUNCTION onceward.reserve(
-    at bigint, scopes text[], keys text[], recipes integer[], fingerprints bytea[],
-    attempts uuid[], modes text[], leases bigint[], max_executions bigint[], retentions bigint[],
-    tombstones bigint[], effects text[], routes text[], methods text[], paths text[],
+    at bigint, scopes text[], keys text[], fingerprints bytea[], attempts uuid[], paths text[],
+    classes integer[], recipes integer[], modes text[], leases bigint[], max_executions bigint[],
+    retentions bigint[], tombstones bigint[], effects text[], routes text[], methods text[],
     requests bytea[], patience text, new_ones boolean
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
@@ -47,7 +49,9 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(reserve.at);
-    answered bigint := 0;
+    answered bigint;
+    taken uuid[];
+    one onceward.found;
     known bigint[];
 BEGIN
     IF patience IS NOT NULL THEN
@@ -62,49 +66,49 @@ BEGIN
     END IF;
     FOR try IN 1..2 LOOP
         IF (try = 1) = new_ones THEN
-            RETURN QUERY
             WITH fresh AS (
                 INSERT INTO onceward.records AS r (
                     scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
                     effects, route, method, path, created_at, started_at, lease_until,
                     max_execution, expires_at, retention, tombstone, void, check_at, reap_at)
-                SELECT a.scope, a.key, a.recipe, a.fingerprint, 1,
-                       CASE a.mode WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
-                       a.attempt, greatest(t, 1), CASE a.mode WHEN 'execute' THEN 1 ELSE 0 END,
-                       a.effects, a.route, a.method, a.path, t, t,
-                       CASE a.mode WHEN 'execute' THEN onceward.plus(t, a.lease) ELSE t END,
-                       a.max_execution, onceward.plus(t, a.retention), a.retention, a.tombstone,
-                       false, onceward.plus(t, a.lease), onceward.plus(t, a.retention)
-                FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts, modes, leases,
-                            max_executions, retentions, tombstones, reserve.effects, routes,
-                            methods, paths)
-                     AS a (scope, key, recipe, fingerprint, attempt, mode, lease, max_execution,
-                           retention, tombstone, effects, route, method, path)
+                SELECT a.scope, a.key, recipes[a.class], a.fingerprint, 1,
+                       CASE modes[a.class] WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
+                       a.attempt, greatest(t, 1), CASE modes[a.class] WHEN 'execute' THEN 1 ELSE 0 END,
+                       (reserve.effects)[a.class], routes[a.class], methods[a.class], a.path, t, t,
+                       CASE modes[a.class] WHEN 'execute' THEN onceward.plus(t, leases[a.class])
+                                           ELSE t END,
+                       max_executions[a.class], onceward.plus(t, retentions[a.class]),
+                       retentions[a.class], tombstones[a.class], false,
+                       onceward.plus(t, leases[a.class]), onceward.plus(t, retentions[a.class])
+                FROM unnest(scopes, keys, fingerprints, reserve.attempts, paths, classes)
+                     AS a (scope, key, fingerprint, attempt, path, class)
                 -- Without this, one row that a transaction is changing would hold up all.
                 LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
                                    WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
-                WHERE a.mode <> 'look' AND r.there IS NULL
+                WHERE modes[a.class] <> 'look' AND r.there IS NULL
                 ON CONFLICT (scope, key) DO NOTHING
-                RETURNING r.record_id, r.attempt, r.state, r.fence, r.lease_until, r.check_at
+                RETURNING r.record_id, r.attempt, r.state, r.check_at
             ), listed AS (
                 INSERT INTO onceward.leases (check_at, record_id)
                 SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
             )
-            SELECT NULL::integer, 'taken', t, fresh.record_id, NULL::text, NULL::text,
-                   NULL::integer, NULL::bytea, 1, fresh.state::text, fresh.attempt,
-                   fresh.fence::bigint, NULL::integer, NULL::text, NULL::text, NULL::text,
-                   NULL::text, NULL::bigint, NULL::bigint, fresh.lease_until, NULL::bigint,
-                   NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::text,
-                   NULL::bigint, NULL::boolean, NULL::text, NULL::text, NULL::boolean,
-                   NULL::smallint, NULL::bytea, NULL::text, NULL::bytea
-            FROM fresh;
+            SELECT array_agg(fresh.attempt), count(*) INTO taken, answered FROM fresh;
+            one.verdict := 'taken';
+            one.at := t;
+            IF answered = cardinality(scopes) THEN
+                RETURN NEXT one;
+            ELSIF answered > 0 THEN
+                FOREACH one.attempt IN ARRAY taken LOOP
+                    RETURN NEXT one;
+                END LOOP;
+            END IF;
         ELSE
             RETURN QUERY
             SELECT a.position::integer,
                    CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN 'later'
                         WHEN r.attempt <> a.attempt AND r.state <> 'expired'
                          AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
-                         AND (r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe
+                         AND (r.fingerprint <> a.fingerprint OR r.recipe <> recipes[a.class]
                               OR r.state IN ('completed', 'unknown', 'pending')
                               OR (r.state = 'in_progress' AND r.lease_until > t))
                         THEN 'occupied' ELSE 'look' END,
@@ -117,15 +121,15 @@ BEGIN
                    p.schema_version,
                    CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL
                         ELSE p.body END
-            FROM unnest(scopes, keys, recipes, fingerprints, reserve.attempts) WITH ORDINALITY
-                 AS a (scope, key, recipe, fingerprint, attempt, position)
+            FROM unnest(scopes, keys, fingerprints, reserve.attempts, classes) WITH ORDINALITY
+                 AS a (scope, key, fingerprint, attempt, class, position)
             CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                                 WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
             LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
                                WHERE p.record_id = r.record_id AND r.state = 'completed'
                                OFFSET 0) p ON true;
+            GET DIAGNOSTICS answered = ROW_COUNT;
         END IF;
-        GET DIAGNOSTICS answered = ROW_COUNT;
         EXIT WHEN answered = cardinality(scopes);
     END LOOP;
     IF requests IS NOT NULL THEN

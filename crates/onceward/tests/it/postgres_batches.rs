@@ -14,7 +14,7 @@ use onceward::{
 use onceward_testbed::Postgres;
 use tokio::task::JoinSet;
 
-use crate::postgres_home::{Home, copy, lines, one, run};
+use crate::postgres_home::{Home, attempt, copy, lines, one, run};
 
 /// A store whose server writes each statement to its log.
 async fn logged() -> (Home, onceward_testbed::Database<'static>) {
@@ -73,10 +73,92 @@ async fn a_thousand_calls_at_once_are_a_few_statements() {
     assert!(with_replays - with_writes < 100, "{} for 1000 replays", with_replays - with_writes);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn reserves_and_writes_share_a_statement_and_are_answered_each_for_itself() {
+    let (home, _database) = logged().await;
+    let known: Vec<Ask> = (0..200).map(|number| ask(&format!("known-{number:04}"))).collect();
+    let granted = reserve_all(&home.store, known.clone()).await;
+    let (_, before) = statements(&home);
+    let mut tasks = JoinSet::new();
+    for (number, answer) in granted.into_iter().enumerate() {
+        let Reservation::Granted { lease, .. } = answer else { panic!("{answer:?}") };
+        let store = Arc::clone(&home.store);
+        tasks.spawn(async move {
+            let written = store.write(&lease, Write::Complete(reply("done"))).await;
+            assert_eq!(written.expect("write answers"), Written::Applied);
+        });
+        let store = Arc::clone(&home.store);
+        let new = ask(&format!("new-{number:04}"));
+        tasks.spawn(async move {
+            let reserved = store.reserve(new).await.expect("reserve answers");
+            assert!(matches!(reserved, Reservation::Granted { .. }), "{reserved:?}");
+        });
+    }
+    while let Some(answered) = tasks.join_next().await {
+        answered.expect("no panic");
+    }
+    let (_, after) = statements(&home);
+    assert!(after - before < 60, "{} statements for 400 calls", after - before);
+    let log = Postgres::shared().log();
+    let both = |line: &&str| line.contains(&home.schema) && line.contains("UNION ALL");
+    assert!(log.lines().any(|line| both(&line)), "no statement was shared");
+    for replay in reserve_all(&home.store, known.iter().map(retry).collect()).await {
+        let Reservation::Occupied { record, .. } = replay else { panic!("{replay:?}") };
+        assert_eq!(record.state, State::Completed);
+    }
+}
+
+/// Somebody's transaction takes records in another order than a batch does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deadlock_with_another_transaction_loses_no_write() {
+    let database = Postgres::shared().create_database();
+    let name = database.name();
+    database.psql(&format!("ALTER DATABASE {name} SET deadlock_timeout = '80ms'"));
+    let home = Home::at(database.url(), |options| options).await;
+    let (mut other, mut look) = (home.connection().await, home.connection().await);
+    run(&mut other, "SET deadlock_timeout = '60s'").await;
+    let waiting = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    for round in 0..100 {
+        let alone = home.grant(&ask(&format!("alone-{round:04}"))).await;
+        let first = home.grant(&ask(&format!("first-{round:04}"))).await;
+        let second = home.grant(&ask(&format!("second-{round:04}"))).await;
+        let lock = |key: &str| {
+            format!("SELECT 1 FROM records WHERE key = '{key}-{round:04}' FOR NO KEY UPDATE")
+        };
+        run(&mut other, &format!("BEGIN; {}", lock("second"))).await;
+        let write = |lease| {
+            let store = Arc::clone(&home.store);
+            tokio::spawn(async move { store.write(&lease, Write::Complete(reply("done"))).await })
+        };
+        // While one is on its way, the others gather.
+        let writes = [write(alone), write(first), write(second)];
+        for _ in 0..20 {
+            if one::<i64>(&mut look, waiting).await > 0 {
+                break;
+            }
+        }
+        // In time for a circle, mostly.
+        let _ = attempt(&mut other, &lock("first")).await;
+        run(&mut other, "ROLLBACK").await;
+        for written in writes {
+            let written = written.await.expect("no panic");
+            assert_eq!(written.expect("write answers"), Written::Applied, "round {round}");
+        }
+        run(&mut other, "SELECT pg_stat_force_next_flush()").await;
+        let seen: i64 = one(&mut other, deadlocks).await;
+        if seen > 0 {
+            return;
+        }
+    }
+    panic!("no deadlock in 100 rounds");
+}
+
 #[tokio::test]
 async fn a_call_that_is_alone_is_one_round_trip() {
     let (home, _database) = logged().await;
-    // Both connections of each line have prepared their statements.
+    // Both connections have prepared their statements.
     for number in 0..4 {
         let lease = home.grant(&ask(&format!("warm-{number}"))).await;
         home.write(&lease, Write::Renew(Duration::from_secs(90))).await;
@@ -156,18 +238,15 @@ fn array(from: u32, value: &str) -> String {
 fn reserve_call(schema: &str, from: u32, new_ones: bool) -> String {
     let value = |value: &str| array(from, value);
     format!(
-        "SELECT * FROM {schema}.reserve(8, {scope}, {key}, {one}, {fingerprint}, {attempt}, {mode}, \
-         {long}, {long}, {long}, {long}, {effects}, {name}, {name}, {name}, NULL, NULL, \
-         {new_ones})",
+        "SELECT * FROM {schema}.reserve(8, {scope}, {key}, {fingerprint}, {attempt}, {path}, \
+         {class}, '{{1}}', '{{execute}}', '{{5}}', '{{5}}', '{{5}}', '{{5}}', '{{external}}', \
+         '{{x}}', '{{x}}', NULL, NULL, {new_ones})",
         scope = value("('tenant')::text"),
         key = value("('filled-' || n)::text"),
-        one = value("1"),
+        class = value("1"),
         fingerprint = value("decode(repeat('01', 32), 'hex')"),
         attempt = value("gen_random_uuid()"),
-        mode = value("('execute')::text"),
-        long = value("5::bigint"),
-        effects = value("('external')::text"),
-        name = value("('x')::text"),
+        path = value("('x')::text"),
     )
 }
 

@@ -35,8 +35,10 @@ const OVERWRITES: Bug = Bug::In(
         ("IF old.record_id IS NOT NULL\n       AND (old", "IF false AND (old"),
     ],
 );
-const FORGETS_THE_FINGERPRINT: Bug =
-    Bug::In("reserve", &[("r.fingerprint <> a.fingerprint OR r.recipe <> a.recipe", "false")]);
+const FORGETS_THE_FINGERPRINT: Bug = Bug::In(
+    "reserve",
+    &[("r.fingerprint <> a.fingerprint OR r.recipe <> recipes[a.class]", "false")],
+);
 const TAKES_WORK_AT_REST: Bug = Bug::In("step", &[("OR r.state <> 'in_progress'", "")]);
 const SWEEPS_LIVE_LEASES: Bug = Bug::In(
     "sweep",

@@ -339,6 +339,22 @@ async fn processes_that_start_together_migrate_once() {
     assert_eq!(database.psql("SELECT count(*) FROM onceward.migrations").trim(), "1");
 }
 
+/// No old server is at hand: this one says that it is.
+#[tokio::test]
+async fn a_server_older_than_13_is_refused() {
+    let database = Postgres::shared().create_database();
+    database.psql(
+        "CREATE SCHEMA old; CREATE FUNCTION old.current_setting(name text) RETURNS text \
+         LANGUAGE sql AS $$ SELECT CASE name WHEN 'server_version_num' THEN '120022' \
+         ELSE '12.22' END $$",
+    );
+    let old = format!("{}?options=-csearch_path%3Dold,pg_catalog", database.url());
+    let refused = PgStore::connect(PgOptions::new(old)).await;
+    let error = refused.expect_err("it is old");
+    assert!(matches!(&error, PgConnectError::Old(version) if version == "12.22"), "{error}");
+    PgStore::connect(PgOptions::new(database.url())).await.expect("a store");
+}
+
 #[tokio::test]
 async fn a_database_whose_transactions_are_not_read_committed_is_refused() {
     for isolation in ["repeatable read", "serializable"] {

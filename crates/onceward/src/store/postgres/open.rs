@@ -110,7 +110,7 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
-        let reserve = format!("onceward.reserve({})", parameters(1, 18));
+        let reserve = format!("onceward.reserve({})", parameters(1, 19));
         let write = format!("onceward.write({}) AS w (attempt)", parameters(1, 13));
         Statements {
             reserve: named(&format!("SELECT * FROM {reserve}")),
@@ -127,7 +127,7 @@ impl Statements {
                  NULL, NULL, NULL, NULL, w.attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
                  NULL, NULL, NULL FROM onceward.write({}) AS w (attempt)",
-                parameters(19, 31)
+                parameters(20, 32)
             )),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(

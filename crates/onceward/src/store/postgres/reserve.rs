@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     clock::Timestamp,
-    record::{AttemptId, Lease, Record},
+    record::{AttemptId, Fence, Lease, Record},
     store::{Ask, Found, Mode, Reservation, StoreError, request::encode_request},
 };
 
@@ -68,6 +68,7 @@ pub(super) fn asks(batch: &[Reserve]) -> Vec<&Ask> {
 pub(super) enum Answer {
     Now(Reservation),
     Look(Box<Record>, Timestamp),
+    Later,
     Bad(BadRow),
 }
 
@@ -77,13 +78,14 @@ pub(super) fn read_answer(row: &FoundRow<'_>, ask: &Ask) -> Answer {
             Ok(Answer::Now(Reservation::Accepted { found: Found::Absent }))
         }
         "taken" => {
+            let now = row.now()?;
             let lease = Lease {
                 id: ask.id.clone(),
                 attempt: ask.attempt,
-                fence: row.fence()?,
+                fence: Fence::from_stored(now.as_micros().max(1)),
                 generation: 1,
                 attempt_number: 1,
-                until: row.lease_until()?,
+                until: now.plus(ask.lease),
             };
             Ok(Answer::Now(Reservation::Granted { lease, found: Found::Absent }))
         }
@@ -91,6 +93,7 @@ pub(super) fn read_answer(row: &FoundRow<'_>, ask: &Ask) -> Answer {
             let record = Box::new(row.record(&ask.id)?);
             Ok(Answer::Now(Reservation::Occupied { record, lease_ran_out: false }))
         }
+        "later" => Ok(Answer::Later),
         _ => Ok(Answer::Look(Box::new(row.record(&ask.id)?), row.now()?)),
     };
     read().unwrap_or_else(Answer::Bad)
@@ -104,24 +107,24 @@ impl Reserve {
         lost: bool,
         link: &mut Link,
     ) -> Vec<Self> {
-        let mut answers: Vec<Option<Answer>> = Vec::new();
-        answers.resize_with(batch.len(), || None);
-        let by_attempt: HashMap<AttemptId, usize> =
-            batch.iter().enumerate().rev().map(|(index, e)| (e.ask.attempt, index)).collect();
-        for row in rows {
-            let row = FoundRow(row);
-            let index = match row.verdict() {
-                "later" => None,
-                "taken" => row.attempt().ok().and_then(|attempt| by_attempt.get(&attempt).copied()),
-                _ => row.position(),
-            };
-            let place = index.and_then(|index| Some((answers.get_mut(index)?, batch.get(index)?)));
+        let (taken, found): (Vec<_>, Vec<_>) =
+            rows.iter().map(FoundRow).partition(|row| row.verdict() == "taken");
+        let all = taken.iter().find(|row| row.attempt().is_err());
+        let mut taken: HashMap<AttemptId, &FoundRow<'_>> =
+            taken.iter().filter_map(|row| Some((row.attempt().ok()?, row))).collect();
+        link.mostly_new = all.is_some() || taken.len() * 2 >= batch.len();
+        // An attempt that asks twice takes it once, and finds it then.
+        let granted = batch.iter().map(|element| {
+            let row = all.or_else(|| taken.remove(&element.ask.attempt))?;
+            Some(read_answer(row, &element.ask))
+        });
+        let mut answers: Vec<Option<Answer>> = granted.collect();
+        for row in &found {
+            let place = row.position().and_then(|at| Some((answers.get_mut(at)?, batch.get(at)?)));
             if let Some((answer @ None, element)) = place {
-                *answer = Some(read_answer(&row, &element.ask));
+                *answer = Some(read_answer(row, &element.ask));
             }
         }
-        let is_new = |row: &&PgRow| FoundRow(row).verdict() == "taken";
-        link.mostly_new = rows.iter().filter(is_new).count() * 2 >= batch.len();
         let mut rest = Vec::new();
         for (element, answer) in batch.into_iter().zip(answers) {
             match answer {
@@ -138,7 +141,7 @@ impl Reserve {
                 None if element.ask.mode == Mode::LookupOnly => {
                     let _ = element.sender.send(Ok(Reservation::Free));
                 }
-                None => rest.push(element),
+                None | Some(Answer::Later) => rest.push(element),
             }
         }
         rest
@@ -168,26 +171,55 @@ pub(super) fn bind_reserves(
     let any_request = batch.iter().any(|ask| ask.request.is_some());
     let requests =
         any_request.then(|| column(batch, |ask| ask.request.as_deref().map(encode_request)));
+    let (numbers, classes) = classes(batch);
     call.bind(link.now())
         .bind(column(batch, |ask| ask.id.scope.as_str()))
         .bind(column(batch, |ask| ask.id.key.as_str()))
-        .bind(column(batch, |ask| i32::from(ask.fingerprint.recipe())))
         .bind(column(batch, |ask| &ask.fingerprint.digest()[..]))
         .bind(column(batch, |ask| uuid(ask.attempt)))
-        .bind(column(batch, |ask| match ask.mode {
+        .bind(column(batch, |ask| &*ask.path))
+        .bind(numbers)
+        .bind(column(&classes, |ask| i32::from(ask.fingerprint.recipe())))
+        .bind(column(&classes, |ask| match ask.mode {
             Mode::Execute => "execute",
             Mode::Accept => "accept",
             Mode::LookupOnly => "look",
         }))
-        .bind(column(batch, |ask| micros(ask.lease)))
-        .bind(column(batch, |ask| micros(ask.max_execution)))
-        .bind(column(batch, |ask| micros(ask.retention)))
-        .bind(column(batch, |ask| micros(ask.tombstone)))
-        .bind(column(batch, |ask| ask.effects.name()))
-        .bind(column(batch, |ask| &*ask.route))
-        .bind(column(batch, |ask| &*ask.method))
-        .bind(column(batch, |ask| &*ask.path))
+        .bind(column(&classes, |ask| micros(ask.lease)))
+        .bind(column(&classes, |ask| micros(ask.max_execution)))
+        .bind(column(&classes, |ask| micros(ask.retention)))
+        .bind(column(&classes, |ask| micros(ask.tombstone)))
+        .bind(column(&classes, |ask| ask.effects.name()))
+        .bind(column(&classes, |ask| &*ask.route))
+        .bind(column(&classes, |ask| &*ask.method))
         .bind(requests)
         .bind(patience.map(str::to_owned))
         .bind(link.mostly_new())
+}
+
+/// The number of each one's class, from 1, and one of each class.
+fn classes<'a>(batch: &[&'a Ask]) -> (Vec<i32>, Vec<&'a Ask>) {
+    let mut classes: Vec<&Ask> = Vec::new();
+    let numbers = batch.iter().map(|ask| {
+        let same = classes.iter().position(|class| is_like(class, ask));
+        let index = same.unwrap_or_else(|| {
+            classes.push(ask);
+            classes.len() - 1
+        });
+        i32::try_from(index + 1).unwrap_or(i32::MAX)
+    });
+    (numbers.collect(), classes)
+}
+
+/// Whether two requests are of one class: all is the same that is given once.
+fn is_like(one: &Ask, other: &Ask) -> bool {
+    one.fingerprint.recipe() == other.fingerprint.recipe()
+        && one.mode == other.mode
+        && one.lease == other.lease
+        && one.max_execution == other.max_execution
+        && one.retention == other.retention
+        && one.tombstone == other.tombstone
+        && one.effects == other.effects
+        && one.route == other.route
+        && one.method == other.method
 }

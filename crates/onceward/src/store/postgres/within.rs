@@ -125,7 +125,7 @@ impl Connection for PgConnection {
             Some(Answer::Now(reservation)) => return Ok(reservation),
             Some(Answer::Bad(bad)) => return Err(NotWritten::Store(damaged(bad))),
             Some(Answer::Look(record, now)) => Some((record, now)),
-            None => None,
+            Some(Answer::Later) | None => None,
         };
         look::reserve(&mut within, ask, seen).await.map_err(step_failed)
     }
