@@ -47,7 +47,8 @@ pub(super) fn page(asked: &str) -> Result<&'static Page> {
         return Ok(page);
     }
     let known: Vec<&str> = PAGES.iter().map(|page| page.name).collect();
-    bail!("`{asked}` is not an error code{}", hint(&code, &known))
+    let long = format!("idempotency_{}", code.trim_start_matches("idempotency_"));
+    bail!("`{asked}` is not an error code{}", hint(&long, &known))
 }
 
 impl Page {

@@ -127,3 +127,74 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
         hint
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http_body::Body as _;
+    use http_body_util::{BodyExt as _, Full, StreamBody};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Notes(Arc<Mutex<String>>);
+
+    impl Notes {
+        fn add(&self, text: &str) {
+            self.0.lock().expect("lock").push_str(text);
+        }
+
+        fn read(&self) -> String {
+            self.0.lock().expect("lock").clone()
+        }
+    }
+
+    impl Watch for Notes {
+        fn part(&mut self, part: &Bytes) {
+            self.add(std::str::from_utf8(part).expect("text"));
+        }
+
+        fn end(self: Box<Self>) {
+            self.add(".");
+        }
+    }
+
+    fn streamed(
+        parts: Vec<Result<&'static str, &'static str>>,
+    ) -> impl http_body::Body<Data = Bytes, Error = &'static str> + Unpin {
+        let frame = |part: Result<&'static str, _>| part.map(|part| Frame::data(Bytes::from(part)));
+        StreamBody::new(futures_util::stream::iter(parts.into_iter().map(frame)))
+    }
+
+    #[tokio::test]
+    async fn a_watched_body_passes_as_it_is_and_its_end_is_seen_once() {
+        let notes = Notes::default();
+        let passed = Body::watched(streamed(vec![Ok("a"), Ok("b")]), notes.clone());
+        assert_eq!(passed.collect().await.expect("whole").to_bytes(), "ab");
+        assert_eq!(notes.read(), "ab.");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_has_no_end() {
+        let notes = Notes::default();
+        let passed = Body::watched(streamed(vec![Ok("a"), Err("cut off")]), notes.clone());
+        assert!(passed.collect().await.is_err());
+        assert_eq!(notes.read(), "a");
+    }
+
+    #[tokio::test]
+    async fn a_body_of_a_known_length_is_seen_to_its_end_though_nobody_asks_again() {
+        let notes = Notes::default();
+        let mut passed = Body::watched(Full::new(Bytes::from("abc")), notes.clone());
+        assert_eq!(passed.size_hint().exact(), Some(3));
+        let frame = passed.frame().await.expect("a frame").expect("data");
+        assert_eq!(frame.into_data().expect("data"), "abc");
+        assert!(passed.is_end_stream());
+        assert_eq!(notes.read(), "abc.");
+        let empty = Notes::default();
+        let passed = Body::watched(Full::new(Bytes::new()), empty.clone());
+        assert!(passed.is_end_stream());
+        assert_eq!(empty.read(), ".");
+    }
+}
