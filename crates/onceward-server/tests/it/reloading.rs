@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, thread};
 
-use crate::support::{Act, Gate, Gateway, Upstream, binary, eventually, ok, post, response, send};
+use crate::support::{Act, Connection, Gate, Gateway, Upstream, binary, eventually, ok, post, response, send};
 
 const KEY: &str = "order-0000000000000001";
 
@@ -98,29 +98,20 @@ fn a_file_that_cannot_be_used_changes_nothing_and_the_log_says_why() {
 
 #[test]
 fn a_request_that_runs_keeps_the_rules_it_began_with() {
-    let gate = Gate::default();
-    let at_gate = gate.clone();
-    let upstream = Upstream::start(move |_, _| {
-        Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
-    });
-    let world = World::new(upstream, "[defaults]\nin_flight = \"wait\"\n");
-    let to = world.gateway.address;
-    let first = thread::spawn(move || post(to, KEY, "{}", &[]));
-    gate.reached_by(1);
-    let waiting = thread::spawn(move || post(to, KEY, "{}", &[]));
-    world.reload("[defaults]\nin_flight = \"conflict\"\n", DONE);
-    let conflict = eventually("a conflict", || {
-        let answer = post(to, KEY, "{}", &[]);
-        (answer.status == 409).then_some(answer)
-    });
-    assert_eq!(conflict.summary(), "409 idempotency_key_in_progress");
-    gate.open();
-    let first = first.join().expect("no panic");
-    assert_eq!((first.text(), first.is_replay()), ("done", false));
-    // It came before the reload or after it, and never ran.
-    let waiting = waiting.join().expect("no panic");
-    assert!(waiting.is_replay() || waiting.status == 409, "{waiting:?}");
-    assert_eq!(world.upstream.count(), 1);
+    let world = World::new(Upstream::start(|number, _| ok(&format!("run {number}"))), "");
+    let mut begun = Connection::open(world.gateway.address).expect("connected");
+    let head = format!(
+        "POST /charges HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {KEY}\r\nContent-Length: 2\r\n\
+         Expect: 100-continue\r\n\r\n"
+    );
+    begun.write(head.as_bytes()).expect("written");
+    // Who asks for the body has found its rules.
+    assert_eq!(begun.read_head().expect("consent").status, 100);
+    world.reload(OFF, DONE);
+    assert_eq!(world.without_a_key(), 200, "for others the new ones hold");
+    begun.write(b"{}").expect("written");
+    let answer = begun.read_answer().expect("answer");
+    assert_eq!(answer.header("onceward-outcome"), Some("executed"), "{answer:?}");
 }
 
 #[test]
