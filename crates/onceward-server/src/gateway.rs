@@ -170,16 +170,16 @@ impl Answer for Gateway {
             return bare(StatusCode::METHOD_NOT_ALLOWED);
         }
         let setup = self.setup();
-        if parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH) {
-            return setup.engine.status(&parts).await.map(Body::full);
-        }
         let route = setup.routes.find(&parts.method, parts.uri.path());
+        let asks_for_state =
+            parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH);
         // A preflight is about the route of the request that it announces.
         let page = CrossOrigin::of(&parts).filter(|page| {
             let route = setup.routes.find(&page.method, parts.uri.path());
-            route.treatment(&page.method) == Treatment::Protect
+            asks_for_state || route.treatment(&page.method) == Treatment::Protect
         });
         let mut response = match route.treatment(&parts.method) {
+            _ if asks_for_state => setup.engine.status(&parts).await.map(Body::full),
             Treatment::PassOn => setup.pass_on(parts, body).await,
             Treatment::Observe => self.observe(&setup, route, parts, body).await,
             Treatment::Protect => setup.protect(route, parts, body).await,

@@ -114,12 +114,16 @@ impl Route {
     /// The methods that are protected, as far as the pattern lets them through.
     pub(crate) fn protected_methods(&self) -> Vec<Method> {
         let named = self.pattern.as_ref().and_then(Pattern::methods);
-        let mut methods = match named {
+        let candidates = match named {
             Some(named) => named.to_vec(),
             None => [&[Method::POST, Method::PATCH], &*self.methods].concat(),
         };
-        methods.retain(|method| self.treatment(method) != Treatment::PassOn);
-        methods.dedup();
+        let mut methods = Vec::new();
+        for method in candidates {
+            if self.treatment(&method) != Treatment::PassOn && !methods.contains(&method) {
+                methods.push(method);
+            }
+        }
         methods
     }
 }

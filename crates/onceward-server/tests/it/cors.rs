@@ -79,6 +79,10 @@ fn our_own_answers_can_be_read_by_the_pages_that_the_configuration_names() {
         assert!(exposed(answer).contains("onceward-outcome"), "{}", exposed(answer));
     }
     assert!(exposed(&replay).contains("idempotent-replayed"));
+    let state = "GET /.onceward/operations/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n";
+    let state = send(gateway.address, &format!("{state}{ORIGIN}\r\n\r\n")).expect("answer");
+    let allowed = state.header("access-control-allow-origin");
+    assert_eq!((state.status, allowed), (404, Some("https://shop.example")));
     let stranger = post(gateway.address, KEY, "{}", &["Origin: https://evil.example"]);
     assert_eq!(stranger.header("access-control-allow-origin"), None);
     assert_eq!(exposed(&stranger), "");
