@@ -71,8 +71,9 @@ mod tests {
     #[test]
     fn every_code_and_every_page_can_be_explained() {
         for code in Code::ALL {
-            let page = page(code.name()).expect(code.name());
-            assert!(page.text.starts_with(&format!("# {}", code.name())));
+            let name = code.name();
+            let page = page(name).expect(name);
+            assert!(page.text.starts_with(&format!("# {name}")));
         }
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/errors");
         for file in std::fs::read_dir(folder).expect("the pages") {

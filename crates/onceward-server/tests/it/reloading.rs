@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, thread};
 
-use crate::support::{Act, Connection, Gate, Gateway, Upstream, binary, eventually, ok, post, response, send};
+use crate::support::{
+    Act, Connection, Gate, Gateway, Upstream, binary, eventually, ok, post, response, send,
+};
 
 const KEY: &str = "order-0000000000000001";
 

@@ -62,7 +62,8 @@ fn a_route_that_is_off_is_streamed_both_ways_and_keeps_its_key() {
         let first = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nfirst \r\n";
         Act::SendLater(first.to_vec(), at_gate.clone(), b"4\r\nlast\r\n0\r\n\r\n".to_vec())
     });
-    let toml = "[defaults]\nrequest_bytes_max = 1\n[[route]]\nmatch = \"POST /stream\"\nkey = \"off\"\n";
+    let toml =
+        "[defaults]\nrequest_bytes_max = 1\n[[route]]\nmatch = \"POST /stream\"\nkey = \"off\"\n";
     let gateway = Gateway::with(upstream.address, toml);
     let mut connection = Connection::open(gateway.address).expect("connected");
     let post = format!(

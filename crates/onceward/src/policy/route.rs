@@ -89,10 +89,9 @@ impl Pattern {
             Ordering::Greater => other.open_end,
         };
         let mut pairs = self.segments.iter().zip(&other.segments);
-        let same = |(own, other): (&Box<str>, &Box<str>)| {
-            own == other || is_one(own, other) || is_one(other, own)
-        };
-        methods && lengths && pairs.all(same)
+        let same =
+            pairs.all(|(own, other)| own == other || is_one(own, other) || is_one(other, own));
+        methods && lengths && same
     }
 
     /// Whether a request of this method and raw path matches.
