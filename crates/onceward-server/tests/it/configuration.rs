@@ -248,7 +248,7 @@ fn the_page_about_the_gateway_describes_every_setting_and_no_other() {
         let mut documented = BTreeSet::new();
         let mut within = false;
         for line in page.lines() {
-            if line.starts_with("## ") {
+            if line.starts_with("##") {
                 within = line.contains(&format!("[{section}]"));
             }
             if let Some(rest) = line.strip_prefix("| `").filter(|_| within) {
