@@ -4,6 +4,10 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod describe; // config, routes, explain
+
+pub(crate) use describe::{ConfigCommand, ExplainArgs, FileArgs, Output, RoutesCommand};
+
 /// Safe retries for HTTP services in any language.
 ///
 /// A client attaches an Idempotency-Key; the work behind that key never runs twice unless the first
@@ -27,6 +31,15 @@ pub(crate) enum Command {
     /// Starts a small bank and a gateway in front of it, and tells a story whose every step is
     /// checked.
     Demo(DemoArgs),
+    /// Checks, shows and describes a configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Which rules hold for which requests.
+    #[command(subcommand)]
+    Routes(RoutesCommand),
+    /// Says what an error code means and what to do about it.
+    #[command(after_help = describe::EXPLAIN_EXAMPLES)]
+    Explain(ExplainArgs),
 }
 
 impl Command {
@@ -35,13 +48,15 @@ impl Command {
         match self {
             Command::Serve(_) => "info",
             // A story is told on the same screen.
-            Command::Demo(_) => "warn",
+            Command::Demo(_) | Command::Config(_) | Command::Routes(_) | Command::Explain(_) => {
+                "warn"
+            }
         }
     }
 }
 
 /// Flags of `serve`. Each overrides what the config file says.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArgs {
     /// The service to protect, as in http://127.0.0.1:3000.
     #[arg(long, value_name = "URL")]
@@ -113,7 +128,9 @@ const EXAMPLES: &str = "\
 Examples:
   onceward demo --no-wait
   onceward serve --upstream http://127.0.0.1:3000
-  onceward serve --config onceward.toml";
+  onceward serve --config onceward.toml
+  onceward config check onceward.toml
+  onceward explain idempotency_key_in_progress";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

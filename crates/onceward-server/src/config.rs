@@ -12,21 +12,26 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::Uri;
-use onceward::{KeyRules, Policy, Profile, ScopeRule};
+use onceward::{KeyRules, Profile, ScopeRule};
 
-use crate::cli::ServeArgs;
+use crate::{cli::ServeArgs, gateway::Cors};
 
 mod cidr; // networks
 mod duration; // 60s
 mod file; // the TOML file as it is written
-mod policy; // [defaults]
+mod policy; // what a section says about requests, made a policy
+mod route; // [[route]]: which rules hold for a request
 mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
 
 pub(crate) use cidr::Cidr;
-use file::File;
+pub(crate) use file::File;
+pub(crate) use policy::ON_5XX;
+pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
+pub(crate) use scope::TokenRules;
 use secret::Text;
+pub(crate) use suggest::hint;
 
 /// All settings of a gateway.
 #[derive(Clone, Debug)]
@@ -36,10 +41,12 @@ pub(crate) struct Config {
     pub(crate) admin: SocketAddr,
     pub(crate) store: StoreUrl,
     pub(crate) scope: ScopeRule,
+    pub(crate) tokens: TokenRules,
     pub(crate) proxies: TrustedProxies,
+    pub(crate) cors: Cors,
     pub(crate) key_rules: KeyRules,
-    pub(crate) policy: Policy,
-    /// How long upstream may take: the policy's own bound.
+    pub(crate) routes: RouteTable,
+    /// How long upstream may take on the route that gives it the least time.
     pub(crate) max_execution: Duration,
     pub(crate) problem_base: Option<Box<str>>,
     pub(crate) accept_identity_change: bool,
@@ -83,6 +90,11 @@ impl TrustedProxies {
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// The list as it was given.
+    pub(crate) fn networks(&self) -> impl Iterator<Item = &Cidr> {
+        self.0.iter()
+    }
 }
 
 impl Config {
@@ -107,17 +119,20 @@ impl Config {
         let profile = profile(args.profile.as_deref(), file.defaults.profile.as_ref())?;
         let proxies = trusted_proxies(&file.scope.trusted_proxies)?;
         let store = store_url(args.store.as_deref(), file.store.url.as_ref())?;
-        let policy = policy::resolve(profile, &file.defaults, &store)?;
+        let routes = RouteTable::read(profile, &file, &store)?;
+        let max_execution = routes.all().map(|route| route.policy.rules().max_execution).min();
         let config = Config {
             upstream: upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?,
             listen,
             admin,
             store,
             scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
+            tokens: TokenRules::of(&file.scope),
             proxies,
+            cors: cors(&file.gateway)?,
             key_rules: key_rules(profile, &file.key)?,
-            policy: policy.policy,
-            max_execution: policy.max_execution,
+            routes,
+            max_execution: max_execution.unwrap_or_default(),
             problem_base: problem_base(file.defaults.problem_base.as_ref())?,
             accept_identity_change: args.accept_identity_change,
         };
@@ -261,6 +276,28 @@ fn trusted_proxies(file: &[Text]) -> Result<TrustedProxies> {
     let networks = file.iter().map(|text| text.as_str().parse());
     let networks: Result<Vec<Cidr>> = networks.collect();
     Ok(TrustedProxies(networks.context("scope.trusted_proxies")?.into()))
+}
+
+fn cors(file: &file::Gateway) -> Result<Cors> {
+    let mut origins = Vec::new();
+    for text in file.cors_origins.iter().flatten() {
+        let origin = text.as_str();
+        let uri = origin.parse::<Uri>().ok().filter(|uri| uri.host().is_some());
+        let exact = uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")))
+            && origin.matches('/').count() == 2;
+        ensure!(
+            exact,
+            "gateway.cors_origins: `{origin}` is not an origin such as https://shop.example, without \
+             a path"
+        );
+        origins.push(origin.into());
+    }
+    let credentials = file.cors_credentials.unwrap_or(false);
+    ensure!(
+        !credentials || !origins.is_empty(),
+        "gateway.cors_credentials has a meaning only with cors_origins"
+    );
+    Ok(Cors { origins, credentials })
 }
 
 fn problem_base(file: Option<&Text>) -> Result<Option<Box<str>>> {

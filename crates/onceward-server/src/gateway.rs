@@ -1,31 +1,46 @@
 //! The gateway: requests through the engine to upstream and back. No decisions about keys.
 //!
 //! ```text
-//! unprotected   headers changed, bodies streamed both ways
-//! protected     admitted, body buffered, then a task of its own: reserve, forward, store, answer
+//! pass on    headers changed, bodies streamed both ways
+//! observe    the same, while the shadow looks on
+//! protect    admitted, body buffered, then a task of its own: reserve, forward, store, answer
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Parts};
 use hyper::body::Incoming;
 use onceward::{
-    Engine, Policy, Rejection,
+    Engine, Rejection,
     engine::{Admitted, STATUS_PATH},
     rejection::Code,
     tower::{Body, Consent, early, run_detached, take_body},
 };
 use tracing::warn;
 
-use crate::listener::{Answer, Peer};
+use crate::{
+    config::{Route, RouteTable, Treatment},
+    listener::{Answer, Peer},
+};
 
+mod age; // requests that are too old
+mod cors; // what pages in browsers may send and read
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
+mod shadow; // what protection would have done
 mod upstream; // the client, and what its errors prove
 
+pub(crate) use age::MaxAge;
+pub(crate) use cors::Cors;
+use cors::CrossOrigin;
 use forward::Forward;
 pub(crate) use headers::Rewrite;
+pub(crate) use shadow::Shadow;
+use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};
 
 /// A client has this long to send the body of a protected request.
@@ -33,95 +48,116 @@ const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// One gateway in front of one upstream.
 #[derive(Clone)]
-pub(crate) struct Gateway(Arc<Inner>);
+pub(crate) struct Gateway {
+    setup: Arc<RwLock<Arc<Setup>>>,
+    shadow: Arc<Shadow>,
+}
 
-struct Inner {
-    engine: Arc<Engine>,
-    upstream: Arc<Upstream>,
-    rewrite: Rewrite,
-    /// How long an answer is waited for in all. Past `max_execution` the outcome is unknown, but an
-    /// answer that comes late is still the truth and is stored.
-    patience: Duration,
+/// All that can be changed while the gateway runs. A request keeps the one it began with.
+pub(crate) struct Setup {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) rewrite: Rewrite,
+    pub(crate) routes: RouteTable,
+    pub(crate) cors: Cors,
 }
 
 type GatewayBody = Body<Incoming>;
 
 impl Gateway {
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        upstream: Upstream,
-        rewrite: Rewrite,
-        max_execution: Duration,
-    ) -> Self {
-        let patience = max_execution.saturating_mul(2);
-        Gateway(Arc::new(Inner { engine, upstream: Arc::new(upstream), rewrite, patience }))
+    pub(crate) fn new(setup: Setup) -> Self {
+        Shadow::register(&setup.routes);
+        Gateway { setup: Arc::new(RwLock::new(Arc::new(setup))), shadow: Arc::default() }
     }
 
-    async fn route(self, request: Request<Incoming>) -> Response<GatewayBody> {
-        let (parts, body) = request.into_parts();
-        if parts.method == Method::CONNECT {
-            return bare(StatusCode::METHOD_NOT_ALLOWED);
-        }
-        let engine = &self.0.engine;
-        if parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH) {
-            return engine.status(&parts).await.map(Body::full);
-        }
-        let Some(policy) = engine.policy_for(&parts).cloned() else {
-            return self.pass_on(parts, body).await;
-        };
-        match engine.admit(&parts, &policy) {
-            Ok(Some(admitted)) => self.protect(admitted, policy, parts, body).await,
-            Ok(None) => self.pass_on(parts, body).await,
-            Err(rejection) => {
-                let response = engine.reject(rejection, &policy).map(Body::full);
-                early(parts.version, body, Consent::of(&parts), response).await
-            }
-        }
+    /// From the next request on, this setup holds.
+    pub(crate) fn set_up(&self, setup: Setup) {
+        Shadow::register(&setup.routes);
+        *self.setup.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(setup);
     }
 
-    /// A request that is not ours: streamed both ways.
-    async fn pass_on(self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
-        let peer = parts.extensions.get::<Peer>().copied();
-        let parts = self.0.rewrite.request(&parts, peer);
-        match self.0.upstream.send_streaming(parts, body).await {
-            Ok(response) => self.0.rewrite.response(response).map(Body::streaming),
-            Err(Failure::NeverSent { why }) => {
-                warn!(why, "upstream could not be reached");
-                let detail = "The service did not take the connection. Nothing was executed.";
-                let rejection = Rejection::new(Code::UpstreamUnreachable, detail);
-                let response = rejection.into_response(None, onceward::Profile::Ietf);
-                response.map(Body::full)
-            }
-            Err(Failure::NoFullAnswer { why }) => {
-                warn!(why, "upstream gave no answer to an unprotected request");
-                bare(StatusCode::BAD_GATEWAY)
-            }
-        }
+    fn setup(&self) -> Arc<Setup> {
+        Arc::clone(&self.setup.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn protect(
-        self,
-        admitted: Admitted,
-        policy: Arc<Policy>,
+    async fn observe(
+        &self,
+        setup: &Setup,
+        route: &Arc<Route>,
         parts: Parts,
         body: Incoming,
     ) -> Response<GatewayBody> {
-        let engine = &self.0.engine;
-        let taken = take_body(engine, &policy, &parts, body, Some(BODY_TIME_MAX)).await;
+        match setup.admit(&parts, route) {
+            Ok(Some(admitted)) => {
+                let seen = Arc::new(parts.clone());
+                let watched = Watched::new(&self.shadow, route, &seen, admitted.id().clone());
+                let body = Body::watched(body, watched.body());
+                let passed = setup.send(parts, body).await;
+                watched.answered(passed.as_ref().ok().map(Response::status));
+                passed.unwrap_or_else(not_passed)
+            }
+            Ok(None) => setup.pass_on(parts, body).await,
+            Err(rejection) => {
+                let verdict = Verdict::Refuse(rejection.code());
+                self.shadow.tell(route, &parts, None, verdict);
+                setup.pass_on(parts, body).await
+            }
+        }
+    }
+}
+
+impl Setup {
+    fn admit(&self, parts: &Parts, route: &Route) -> Result<Option<Admitted>, Rejection> {
+        let admitted = self.engine.admit(parts, &route.policy)?;
+        if let (Some(admitted), Some(max_age)) = (&admitted, &route.max_age) {
+            max_age.check(&parts.headers, &admitted.id().key, SystemTime::now())?;
+        }
+        Ok(admitted)
+    }
+
+    /// A request that is not ours: streamed both ways.
+    async fn pass_on(&self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
+        self.send(parts, Body::streaming(body)).await.unwrap_or_else(not_passed)
+    }
+
+    async fn send(
+        &self,
+        parts: Parts,
+        body: GatewayBody,
+    ) -> Result<Response<GatewayBody>, Failure> {
+        let peer = parts.extensions.get::<Peer>().copied();
+        let parts = self.rewrite.request(&parts, peer);
+        let response = self.upstream.send_streaming(parts, body).await?;
+        Ok(self.rewrite.response(response).map(Body::streaming))
+    }
+
+    async fn protect(&self, route: &Route, parts: Parts, body: Incoming) -> Response<GatewayBody> {
+        let (engine, policy) = (&self.engine, &route.policy);
+        let admitted = match self.admit(&parts, route) {
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => return self.pass_on(parts, body).await,
+            Err(rejection) => {
+                let response = engine.reject(rejection, policy).map(Body::full);
+                return early(parts.version, body, Consent::of(&parts), response).await;
+            }
+        };
+        let taken = take_body(engine, policy, &parts, body, Some(BODY_TIME_MAX)).await;
         let body = match taken {
             Ok(body) => body,
             Err(answered) => return answered,
         };
         let peer = parts.extensions.get::<Peer>().copied();
         let forward = Forward {
-            upstream: Arc::clone(&self.0.upstream),
-            rewrite: self.0.rewrite.clone(),
-            parts: self.0.rewrite.request(&parts, peer),
+            upstream: Arc::clone(&self.upstream),
+            rewrite: self.rewrite.clone(),
+            parts: self.rewrite.request(&parts, peer),
             body: body.clone(),
             reply_cap: policy.reply_cap(),
-            patience: self.0.patience,
+            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
+            // the truth and is stored.
+            patience: policy.rules().max_execution.saturating_mul(2),
         };
-        run_detached(engine, &policy, admitted, Arc::new(parts), body, forward).await
+        run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await
     }
 }
 
@@ -129,7 +165,45 @@ impl Answer for Gateway {
     type Body = GatewayBody;
 
     async fn answer(self, request: Request<Incoming>) -> Response<GatewayBody> {
-        self.route(request).await
+        let (parts, body) = request.into_parts();
+        if parts.method == Method::CONNECT {
+            return bare(StatusCode::METHOD_NOT_ALLOWED);
+        }
+        let setup = self.setup();
+        let route = setup.routes.find(&parts.method, parts.uri.path());
+        let asks_for_state =
+            parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH);
+        // A preflight is about the route of the request that it announces.
+        let page = CrossOrigin::of(&parts).filter(|page| {
+            let route = setup.routes.find(&page.method, parts.uri.path());
+            asks_for_state || route.treatment(&page.method) == Treatment::Protect
+        });
+        let mut response = match route.treatment(&parts.method) {
+            _ if asks_for_state => setup.engine.status(&parts).await.map(Body::full),
+            Treatment::PassOn => setup.pass_on(parts, body).await,
+            Treatment::Observe => self.observe(&setup, route, parts, body).await,
+            Treatment::Protect => setup.protect(route, parts, body).await,
+        };
+        if let Some(page) = page {
+            page.answer(&setup.cors, response.headers_mut());
+        }
+        response
+    }
+}
+
+/// The answer to an unprotected request that upstream did not answer.
+fn not_passed(failure: Failure) -> Response<GatewayBody> {
+    match failure {
+        Failure::NeverSent { why } => {
+            warn!(why, "upstream could not be reached");
+            let detail = "The service did not take the connection. Nothing was executed.";
+            let rejection = Rejection::new(Code::UpstreamUnreachable, detail);
+            rejection.into_response(None, onceward::Profile::Ietf).map(Body::full)
+        }
+        Failure::NoFullAnswer { why } => {
+            warn!(why, "upstream gave no answer to an unprotected request");
+            bare(StatusCode::BAD_GATEWAY)
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod listener; // connections in: hyper with time limits, and a clean stop
 mod gateway; // requests through the engine to upstream and back
 mod admin; // /livez, /readyz, /metrics
 mod serve; // all of it together, until a signal
+mod describe; // configurations, routes and error codes, for people
 mod demo; // a bank, a gateway, and a story in the terminal
 
 use std::process::ExitCode;
@@ -18,7 +19,14 @@ use clap::Parser as _;
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nobody may be left to read it.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
     cli.log_format.install(cli.command.log_level());
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -28,6 +36,9 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Serve(args) => serve::serve(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo(args) => demo::demo(args).await,
+            Command::Config(command) => Ok(describe::config(command)),
+            Command::Routes(command) => Ok(describe::routes(command)),
+            Command::Explain(args) => Ok(describe::explain(&args)),
         }
     });
     ended.unwrap_or_else(|error| failed(&error))

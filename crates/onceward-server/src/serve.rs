@@ -1,11 +1,11 @@
 //! `onceward serve`: all of it together, until a signal.
 
-use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io::Write as _, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use metrics_exporter_prometheus::PrometheusHandle;
 use onceward::{
-    Engine, Routes, Settings, Store,
+    Engine, Settings, Store,
     store::{IdentityCheck, StoreError},
 };
 use tokio::{
@@ -18,7 +18,7 @@ use crate::{
     admin::{self, Admin},
     cli::ServeArgs,
     config::Config,
-    gateway::{Gateway, Rewrite, Upstream},
+    gateway::{Gateway, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
 };
@@ -28,13 +28,25 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(25);
 
 /// Serves until SIGTERM or SIGINT.
 pub(crate) async fn serve(args: ServeArgs) -> Result<()> {
-    let config = Config::load(args)?;
+    let config = Config::load(args.clone())?;
     let metrics = admin::install_metrics()?;
     // Before anything is announced: a signal from now on is a wish for a clean end.
-    let stop = stop_signal()?;
-    let running = Running::start(&config, metrics).await?;
+    let mut stop = pin!(stop_signal()?);
+    let mut hangup = signal(SignalKind::hangup()).context("signals cannot be handled")?;
+    let mut running = Running::start(&config, metrics).await?;
     announce(&running);
-    stop.await;
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            _ = hangup.recv() => match running.reload(args.clone()) {
+                Ok(()) => info!("the configuration was reloaded"),
+                Err(error) => {
+                    let why = format!("{error:#}");
+                    warn!(why, "the configuration was not reloaded; the old one holds");
+                }
+            },
+        }
+    }
     info!("stopping: finishing what runs");
     running.stop().await;
     info!("stopped");
@@ -43,9 +55,11 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<()> {
 
 /// A gateway at work.
 pub(crate) struct Running {
+    config: Config,
     engine: Arc<Engine>,
     store: OpenStore,
-    gateway: Listening,
+    gateway: Gateway,
+    gateway_listening: Listening,
     admin: Admin,
     admin_listening: Listening,
 }
@@ -53,36 +67,56 @@ pub(crate) struct Running {
 impl Running {
     pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> Result<Running> {
         let store = OpenStore::open(&config.store).await?;
-        let settings = Settings {
-            scope: config.scope.clone(),
-            key_rules: config.key_rules.clone(),
-            problem_base: config.problem_base.clone(),
-            ..Settings::default()
-        };
-        let routes = Routes::with_default(config.policy.clone());
-        let engine = Arc::new(Engine::new(Arc::clone(&store.store), routes, settings));
+        let routes = config.routes.protected()?;
+        let engine = Engine::new(Arc::clone(&store.store), routes, settings(config));
+        let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
-        let gateway = Gateway::new(
-            Arc::clone(&engine),
-            Upstream::new(config.upstream.clone(), config.max_execution),
-            Rewrite::new(config.proxies.clone()),
-            config.max_execution,
-        );
+        let gateway = Gateway::new(set_up(config, Arc::clone(&engine)));
         let admin = Admin::new(Arc::clone(&store.store), metrics);
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
-        let gateway = Listening::bind(config.listen, gateway).await?;
+        let gateway_listening = Listening::bind(config.listen, gateway.clone()).await?;
+        config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
-            listen = %gateway.address,
+            listen = %gateway_listening.address,
             admin = %admin_listening.address,
             upstream = %config.upstream,
             scope = config.scope.name(),
+            routes = config.routes.all().count() - 1,
             "serving"
         );
-        Ok(Running { engine, store, gateway, admin, admin_listening })
+        let config = config.clone();
+        Ok(Running { config, engine, store, gateway, gateway_listening, admin, admin_listening })
+    }
+
+    /// Reads the configuration anew. Either all of it holds from the next request on, or nothing of
+    /// it, and the error says why. Requests that run keep what they began with.
+    fn reload(&mut self, args: ServeArgs) -> Result<()> {
+        ensure!(args.config.is_some(), "there is no file to read; start with --config FILE");
+        let config = Config::load(args)?;
+        let needs_restart = [
+            ("gateway.listen", config.listen != self.config.listen),
+            ("gateway.admin", config.admin != self.config.admin),
+            ("store.url", config.store != self.config.store),
+            ("scope.from", config.scope.name() != self.config.scope.name()),
+        ];
+        let changed: Vec<&str> =
+            needs_restart.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect();
+        ensure!(changed.is_empty(), "{} needs a restart to change", changed.join(", "));
+        let engine = self.engine.under(config.routes.protected()?, settings(&config));
+        ensure!(
+            engine.identity() == self.engine.identity(),
+            "another fingerprint_key makes every key look new, so that everything would run again; \
+             it needs a restart with --accept-identity-change"
+        );
+        let engine = Arc::new(engine);
+        self.gateway.set_up(set_up(&config, Arc::clone(&engine)));
+        config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
+        (self.engine, self.config) = (engine, config);
+        Ok(())
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        self.gateway.address
+        self.gateway_listening.address
     }
 
     pub(crate) fn admin_address(&self) -> SocketAddr {
@@ -92,11 +126,32 @@ impl Running {
     /// Takes nothing new, finishes what runs, and closes the store.
     pub(crate) async fn stop(self) {
         self.admin.drain();
-        let Running { engine, store, gateway, admin, admin_listening } = self;
-        tokio::join!(gateway.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
+        let Running { engine, store, gateway, gateway_listening, admin, admin_listening, .. } =
+            self;
+        tokio::join!(gateway_listening.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
-        drop((engine, admin));
+        drop((engine, gateway, admin));
         store.close().await;
+    }
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings {
+        scope: config.scope.clone(),
+        key_rules: config.key_rules.clone(),
+        problem_base: config.problem_base.clone(),
+        ..Settings::default()
+    }
+}
+
+/// What the gateway works with under a configuration.
+fn set_up(config: &Config, engine: Arc<Engine>) -> Setup {
+    Setup {
+        engine,
+        upstream: Arc::new(Upstream::new(config.upstream.clone(), config.max_execution)),
+        rewrite: Rewrite::new(config.proxies.clone()),
+        routes: config.routes.clone(),
+        cors: config.cors.clone(),
     }
 }
 

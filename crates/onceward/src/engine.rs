@@ -67,7 +67,7 @@ pub struct Engine {
     routes: Routes,
     problem_base: Option<Box<str>>,
     store_deadline: Duration,
-    waiters: Waiters,
+    waiters: Arc<Waiters>,
     drain: Drain,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
@@ -107,6 +107,13 @@ pub struct Admitted {
     id: RecordId,
     policy: Arc<Policy>,
     wait: Option<Duration>,
+}
+
+impl Admitted {
+    /// Whose request it is, and under which key.
+    pub fn id(&self) -> &RecordId {
+        &self.id
+    }
 }
 
 /// The work behind a key.
@@ -161,10 +168,22 @@ impl Engine {
             key_rules: settings.key_rules,
             problem_base: settings.problem_base,
             store_deadline: settings.store_deadline,
-            waiters: Waiters::default(),
+            waiters: Arc::default(),
             drain: Drain::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The same engine under other routes and settings, for a service that is set up anew while it
+    /// runs. Both know of each other's requests: who waits for an attempt of the one is woken by the
+    /// other, and draining either drains both.
+    #[must_use]
+    pub fn under(&self, routes: Routes, settings: Settings) -> Engine {
+        Engine {
+            waiters: Arc::clone(&self.waiters),
+            drain: self.drain.clone(),
+            ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }
 

@@ -86,6 +86,36 @@ pub enum ServerErrors {
     Unknown,
 }
 
+/// What was set in a [`Policy`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rules<'a> {
+    /// See [`Policy::named`].
+    pub name: &'a str,
+    /// See [`Policy::of_profile`].
+    pub profile: Profile,
+    /// See [`Policy::presence`].
+    pub presence: Presence,
+    /// See [`Policy::effects`].
+    pub effects: Effects,
+    /// See [`Policy::in_flight`].
+    pub in_flight: InFlight,
+    /// See [`Policy::server_errors`].
+    pub server_errors: ServerErrors,
+    /// See [`Policy::expired_runs_again`].
+    pub expired_runs_again: bool,
+    /// See [`Policy::lease`].
+    pub lease: Duration,
+    /// See [`Policy::max_execution`].
+    pub max_execution: Duration,
+    /// See [`Policy::retention`].
+    pub retention: Duration,
+    /// See [`Policy::tombstone`].
+    pub tombstone: Duration,
+    /// See [`Policy::schema_version`].
+    pub schema_version: Option<&'a str>,
+}
+
 /// A setting that would break a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPolicy {
@@ -279,6 +309,24 @@ impl Policy {
         self
     }
 
+    /// What was set, to be shown.
+    pub fn rules(&self) -> Rules<'_> {
+        Rules {
+            name: &self.name,
+            profile: self.profile,
+            presence: self.presence,
+            effects: self.effects,
+            in_flight: self.in_flight,
+            server_errors: self.server_errors,
+            expired_runs_again: self.expired_runs_again,
+            lease: self.lease,
+            max_execution: self.max_execution,
+            retention: self.retention,
+            tombstone: self.tombstone,
+            schema_version: self.schema_version.as_deref(),
+        }
+    }
+
     /// The largest request body that is taken.
     pub fn request_cap(&self) -> usize {
         self.request_bytes_max
@@ -290,7 +338,7 @@ impl Policy {
     }
 
     /// What the handler's answer with this status means.
-    pub(crate) fn meaning_of(&self, status: StatusCode) -> Meaning {
+    pub fn meaning_of(&self, status: StatusCode) -> Meaning {
         match status.as_u16() {
             // The caller was not let in, or is to come back: nothing was done, and the answer may
             // be another one next time.
@@ -319,7 +367,7 @@ impl InFlight {
 
 /// What an answer says about the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meaning {
+pub enum Meaning {
     /// It is the reply, for good.
     Final,
     /// Nothing was done that a fresh run would double.

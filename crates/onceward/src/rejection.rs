@@ -21,6 +21,8 @@ pub enum Code {
     KeyMissing,
     /// What was sent is not one well-formed key.
     KeyInvalid,
+    /// The request is older than its route allows, or does not say how old it is.
+    RequestTooOld,
     /// The credential changes between attempts.
     ScopeUnstable,
     /// The request does not say who is asking.
@@ -69,9 +71,10 @@ impl Retry {
 
 impl Code {
     /// All codes that this crate answers with.
-    pub const ALL: [Code; 13] = [
+    pub const ALL: [Code; 14] = [
         Code::KeyMissing,
         Code::KeyInvalid,
+        Code::RequestTooOld,
         Code::ScopeUnstable,
         Code::ScopeMissing,
         Code::KeyInProgress,
@@ -90,6 +93,7 @@ impl Code {
         match self {
             Code::KeyMissing => "idempotency_key_missing",
             Code::KeyInvalid => "idempotency_key_invalid",
+            Code::RequestTooOld => "idempotency_request_too_old",
             Code::ScopeUnstable => "idempotency_scope_unstable",
             Code::ScopeMissing => "idempotency_scope_missing",
             Code::KeyInProgress => "idempotency_key_in_progress",
@@ -107,7 +111,9 @@ impl Code {
     /// The usual status. A profile or a first caller may get another one.
     pub const fn status(self) -> StatusCode {
         match self {
-            Code::KeyMissing | Code::KeyInvalid | Code::ScopeUnstable => StatusCode::BAD_REQUEST,
+            Code::KeyMissing | Code::KeyInvalid | Code::RequestTooOld | Code::ScopeUnstable => {
+                StatusCode::BAD_REQUEST
+            }
             Code::ScopeMissing => StatusCode::UNAUTHORIZED,
             Code::KeyInProgress | Code::OutcomeUnknown => StatusCode::CONFLICT,
             Code::KeyExpired | Code::ReplyNotStored => StatusCode::GONE,
@@ -124,6 +130,7 @@ impl Code {
         match self {
             Code::KeyMissing => "An Idempotency-Key is required",
             Code::KeyInvalid => "The Idempotency-Key cannot be used",
+            Code::RequestTooOld => "The request is too old",
             Code::ScopeUnstable => "The credential cannot tell retries of one caller",
             Code::ScopeMissing => "The caller is not known",
             Code::KeyInProgress => "A request with this Idempotency-Key is being executed",
@@ -149,6 +156,7 @@ impl Code {
             Code::Mismatch => Retry::NewKey,
             Code::KeyMissing
             | Code::KeyInvalid
+            | Code::RequestTooOld
             | Code::ScopeUnstable
             | Code::ScopeMissing
             | Code::KeyExpired
@@ -170,6 +178,7 @@ impl Code {
             Code::StoreUnavailable => "unavailable",
             Code::KeyMissing
             | Code::KeyInvalid
+            | Code::RequestTooOld
             | Code::ScopeUnstable
             | Code::ScopeMissing
             | Code::BodyTooLarge => "refused",

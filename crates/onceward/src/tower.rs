@@ -33,7 +33,7 @@ mod body; // the body type of what passes
 mod protect; // reading bodies to a cap, and the task in which a request runs
 mod resume; // going on with phased operations
 
-pub use body::Body;
+pub use body::{Body, Watch};
 pub use protect::{Collected, Consent, collect, early, run_detached, take_body};
 pub use resume::{KeptBody, Resumer};
 

@@ -1,6 +1,7 @@
 //! Networks: which peers are trusted.
 
 use std::{
+    fmt,
     net::{IpAddr, Ipv6Addr},
     str::FromStr,
 };
@@ -18,6 +19,16 @@ pub(crate) struct Cidr {
 impl Cidr {
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         as_number(address) & self.mask == self.network
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = self.mask.count_ones();
+        match Ipv6Addr::from(self.network).to_ipv4_mapped() {
+            Some(address) if length >= 96 => write!(f, "{address}/{}", length - 96),
+            _ => write!(f, "{}/{length}", Ipv6Addr::from(self.network)),
+        }
     }
 }
 
@@ -74,6 +85,13 @@ mod tests {
         assert!(contains("0.0.0.0/0", "203.0.113.9"));
         assert!(!contains("0.0.0.0/0", "2001:db8::1"));
         assert!(contains("::/0", "2001:db8::1"));
+    }
+
+    #[test]
+    fn a_network_is_shown_as_it_was_written() {
+        for text in ["10.0.0.0/8", "192.168.1.7/32", "0.0.0.0/0", "fd00::/8", "::/0"] {
+            assert_eq!(text.parse::<Cidr>().expect(text).to_string(), text);
+        }
     }
 
     #[test]

@@ -12,6 +12,27 @@ use onceward::{
 use super::{TrustedProxies, file, secret::Text, suggest};
 use crate::listener::Peer;
 
+/// What is asked of tokens, to be shown. No secrets.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TokenRules {
+    pub(crate) has_secret: bool,
+    pub(crate) has_public_key: bool,
+    pub(crate) audience: Option<String>,
+    pub(crate) issuer: Option<String>,
+}
+
+impl TokenRules {
+    pub(super) fn of(file: &file::Scope) -> TokenRules {
+        let text = |text: &Option<Text>| text.as_ref().map(|text| text.as_str().to_owned());
+        TokenRules {
+            has_secret: file.jwt_secret.is_some(),
+            has_public_key: file.jwt_public_key.is_some(),
+            audience: text(&file.jwt_audience),
+            issuer: text(&file.jwt_issuer),
+        }
+    }
+}
+
 pub(super) fn resolve(
     flag: Option<&str>,
     file: &file::Scope,

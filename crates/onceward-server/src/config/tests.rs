@@ -163,6 +163,8 @@ fn wrong_values_are_named_with_their_key_and_what_was_probably_meant() {
             "[key]\nsyntax = \"strickt\"",
             "key.syntax: `strickt` is not known; did you mean `strict`?",
         ),
+        ("[gateway]\ncors_origins = [\"https://a/b\"]", "is not an origin such as"),
+        ("[gateway]\ncors_credentials = true", "only with cors_origins"),
         ("[gateway]\nlisten = \"8080\"", "gateway.listen: `8080`: invalid socket address"),
         ("[scope]\nfrom = \"authorisation\"", "did you mean `authorization`?"),
         (
@@ -199,7 +201,7 @@ fn every_setting_of_a_route_is_understood() {
         retention = "48h"
         tombstone = "0s"
         expired = "reject"
-        server_errors = "unknown"
+        on_5xx = "unknown"
         request_bytes_max = 100
         reply_bytes_max = 200
         schema_version = "v2"
@@ -211,11 +213,12 @@ fn every_setting_of_a_route_is_understood() {
     )
     .expect("valid");
     assert_eq!(config.max_execution, Duration::from_secs(5));
-    assert_eq!((config.policy.request_cap(), config.policy.reply_cap()), (100, 200));
+    let policy = &config.routes.defaults().policy;
+    assert_eq!((policy.request_cap(), policy.reply_cap()), (100, 200));
     assert_eq!((config.key_rules.len_min, config.key_rules.len_max), (1, 64));
     assert_eq!(config.problem_base.as_deref(), Some("https://example.com/errors/"));
     // The policy keeps its fields to itself; its debug form shows that they arrived.
-    let policy = format!("{:?}", config.policy);
+    let policy = format!("{policy:?}");
     for part in [
         "Stripe",
         "presence: Required",
@@ -239,7 +242,7 @@ fn upstreams_take_part_in_transactions_where_they_share_a_database() {
         let defaults = format!("[defaults]\neffects = \"{effects}\"\n");
         let shared = format!("{defaults}[store]\nurl = \"postgres://127.0.0.1/shop\"");
         let config = with_file(&shared).expect("valid");
-        assert!(format!("{:?}", config.policy).to_lowercase().contains(effects));
+        assert_eq!(config.routes.defaults().policy.rules().effects.name(), effects);
         for other in ["memory:", "file:x.db"] {
             let refused = refusal(&format!("{defaults}[store]\nurl = \"{other}\""));
             assert!(refused.contains("postgres:// store only"), "{refused}");

@@ -93,11 +93,11 @@ impl<C: Connect + Clone + Send + Sync + 'static> Upstream<C> {
     pub(crate) async fn send_streaming(
         &self,
         mut parts: Parts,
-        body: Incoming,
+        body: Body<Incoming>,
     ) -> Result<Response<Incoming>, Failure> {
         parts.uri = self.address(&parts.uri)?;
         let again = body.is_end_stream().then(|| parts.clone());
-        let first = self.kept_alive.request(Request::from_parts(parts, Body::streaming(body)));
+        let first = self.kept_alive.request(Request::from_parts(parts, body));
         match (first.await, again) {
             (Ok(response), _) => Ok(response),
             (Err(error), Some(parts)) if found_closed(&error) => {

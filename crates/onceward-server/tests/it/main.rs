@@ -3,11 +3,16 @@
 mod support;
 
 mod admin; // /livez, /readyz, /metrics, logs
+mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
+mod cors; // pages in browsers
 mod demo; // the story
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
+mod reloading; // SIGHUP
 mod refusing; // what does not start
+mod routes; // rules that differ from route to route
+mod shadow; // what would have been done
 mod stopping; // SIGTERM
 mod torture; // killed, stopped and disconnected under load
 mod upstream_faults; // upstreams that fail in every way

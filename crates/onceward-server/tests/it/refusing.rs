@@ -65,7 +65,10 @@ fn mistakes_in_the_file_are_named_with_their_place() {
             "line 3: unknown key `upstrem` in [gateway]; did you mean `upstream`?",
         ),
         ("config_version = 1\n[default]\n", "unknown key `default`; did you mean `defaults`?"),
-        ("config_version = 1\n[[route]]\nmatch = \"POST /\"\n", "one policy for all routes"),
+        (
+            "config_version = 1\n[[route]]\nmatch = \"POST /a\"\nefects = \"none\"\n",
+            "line 4: unknown key `efects` in [[route]] \"POST /a\"; did you mean `effects`?",
+        ),
         (
             "config_version = 1\n[store]\nurl = \"${env:ONCEWARD_TEST_NOT_SET}\"\n",
             "line 3: the environment variable ONCEWARD_TEST_NOT_SET is not set",

@@ -20,7 +20,7 @@ const DRAINING: u8 = 1;
 /// What still runs is to be marked unknown.
 const OVER: u8 = 2;
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Drain(Arc<Inner>);
 
 #[derive(Debug, Default)]

@@ -64,3 +64,23 @@ fn the_identity_depends_on_what_makes_a_key_what_it_is() {
     assert_eq!(identity(ScopeRule::authorization(), Policy::optional()), first);
     assert_ne!(identity(ScopeRule::anonymous(), Policy::required()), first);
 }
+
+#[tokio::test]
+async fn engines_of_one_service_under_other_settings_wake_each_other_and_drain_together() {
+    let engine =
+        Engine::new(Arc::new(MemoryStore::new()), Policy::required().into(), Settings::default());
+    let apart =
+        Engine::new(Arc::new(MemoryStore::new()), Policy::required().into(), Settings::default());
+    let later = engine.under(Policy::optional().into(), Settings::default());
+    assert_eq!(
+        later.routes.policies().next().map(|policy| policy.presence),
+        Some(Presence::Optional)
+    );
+    let waiter = engine.waiters.enter(&id("a"), seconds(5)).expect("a place");
+    let woken = waiter.listen();
+    later.waiters.wake(&id("a"));
+    assert!(tokio::time::timeout(seconds(1), woken).await.is_ok());
+    later.drain(Duration::ZERO).await;
+    assert!(!engine.drain.is_open() && !later.drain.is_open());
+    assert!(apart.drain.is_open());
+}

@@ -1,6 +1,6 @@
 //! Which policy a request falls under: method and path patterns, first match wins.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 use http::Method;
 
@@ -57,6 +57,43 @@ impl Pattern {
         Ok(Pattern { methods, segments, open_end, text: text.trim().into() })
     }
 
+    /// The pattern as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// The methods that it names; none for `*`.
+    pub fn methods(&self) -> Option<&[Method]> {
+        self.methods.as_deref()
+    }
+
+    /// Whether it matches every path that the other one matches, whatever the methods.
+    pub fn covers_path_of(&self, other: &Pattern) -> bool {
+        let long_enough = match self.open_end {
+            true => other.segments.len() >= self.segments.len(),
+            false => !other.open_end && other.segments.len() == self.segments.len(),
+        };
+        let mut pairs = self.segments.iter().zip(&other.segments);
+        long_enough && pairs.all(|(own, other)| own == other || is_one(own, other))
+    }
+
+    /// Whether a request can match both.
+    pub fn overlaps(&self, other: &Pattern) -> bool {
+        let methods = match (&self.methods, &other.methods) {
+            (Some(own), Some(other)) => own.iter().any(|method| other.contains(method)),
+            _ => true,
+        };
+        let lengths = match self.segments.len().cmp(&other.segments.len()) {
+            Ordering::Less => self.open_end,
+            Ordering::Equal => true,
+            Ordering::Greater => other.open_end,
+        };
+        let mut pairs = self.segments.iter().zip(&other.segments);
+        let same =
+            pairs.all(|(own, other)| own == other || is_one(own, other) || is_one(other, own));
+        methods && lengths && same
+    }
+
     /// Whether a request of this method and raw path matches.
     pub fn matches(&self, method: &Method, path: &str) -> bool {
         if self.methods.as_ref().is_some_and(|methods| !methods.contains(method)) {
@@ -66,12 +103,17 @@ impl Pattern {
         for expected in &self.segments {
             match given.next() {
                 Some(segment) if **expected == *segment => {}
-                Some(segment) if &**expected == "*" && !segment.is_empty() => {}
+                Some(segment) if is_one(expected, segment) => {}
                 _ => return false,
             }
         }
         self.open_end || given.next().is_none()
     }
+}
+
+/// Whether this segment of a pattern stands for any one, and that is one.
+fn is_one(pattern: &str, segment: &str) -> bool {
+    pattern == "*" && !segment.is_empty()
 }
 
 /// Policies by route. What no route matches falls under the default policy, so that a path that is

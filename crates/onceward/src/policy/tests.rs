@@ -199,3 +199,71 @@ fn a_route_that_names_put_or_delete_protects_them_and_a_star_does_not() {
     }
     assert_eq!(name_of(&routes("GET|PUT /a"), Method::GET, "/a"), None);
 }
+
+#[test]
+fn a_wider_pattern_covers_the_paths_of_a_narrower_one_and_not_the_other_way_round() {
+    let covers = |wide: &str, narrow: &str| {
+        let parse = |path: &str| Pattern::parse(&format!("* {path}")).expect(path);
+        parse(wide).covers_path_of(&parse(narrow))
+    };
+    for (wide, narrow) in [
+        ("/**", "/v1/charges"),
+        ("/**", "/"),
+        ("/v1/**", "/v1"),
+        ("/v1/**", "/v1/*/items"),
+        ("/v1/*", "/v1/charges"),
+        ("/*/items", "/v1/items"),
+    ] {
+        assert!(covers(wide, narrow), "{wide} covers {narrow}");
+        assert!(!covers(narrow, wide), "{narrow} does not cover {wide}");
+        assert!(covers(narrow, narrow));
+    }
+    for (one, other) in [("/v1/*", "/v1/a/b"), ("/v1/**", "/v2/**"), ("/*", "/"), ("/a/*", "/*/b")]
+    {
+        assert!(!covers(one, other) && !covers(other, one), "{one} and {other}");
+    }
+}
+
+#[test]
+fn patterns_overlap_when_one_request_can_match_both() {
+    let overlap = |one: &str, other: &str| {
+        let parse = |text: &str| Pattern::parse(text).expect(text);
+        let found = parse(one).overlaps(&parse(other));
+        assert_eq!(found, parse(other).overlaps(&parse(one)), "{one} and {other}");
+        found
+    };
+    for (one, other) in [
+        ("POST /v1/*/items", "POST /v1/orders/*"),
+        ("POST /v1/**", "* /v1/charges"),
+        ("POST|PATCH /a", "PATCH /a"),
+        ("POST /**", "POST /"),
+    ] {
+        assert!(overlap(one, other), "{one} and {other}");
+    }
+    for (one, other) in [
+        ("POST /a", "PATCH /a"),
+        ("POST /a/*", "POST /b/*"),
+        ("POST /a", "POST /a/b"),
+        ("POST /*", "POST /"),
+        ("POST /a/*/c", "POST /a/b"),
+    ] {
+        assert!(!overlap(one, other), "{one} and {other}");
+    }
+}
+
+#[test]
+fn the_rules_of_a_policy_are_those_that_were_set() {
+    let policy = Policy::of_profile(Profile::Stripe)
+        .named("charges")
+        .effects(Effects::External)
+        .and_then(|policy| policy.lease(seconds(7)))
+        .expect("valid")
+        .schema_version("v2");
+    let rules = policy.rules();
+    assert_eq!((rules.name, rules.profile), ("charges", Profile::Stripe));
+    assert_eq!((rules.presence, rules.effects), (Presence::Optional, Effects::External));
+    assert_eq!((rules.lease, rules.schema_version), (seconds(7), Some("v2")));
+    assert_eq!((rules.server_errors, rules.in_flight), (ServerErrors::Store, InFlight::Conflict));
+    assert_eq!((rules.max_execution, rules.retention), (seconds(300), seconds(86_400)));
+    assert_eq!((rules.tombstone, rules.expired_runs_again), (seconds(30 * 86_400), true));
+}

@@ -1,6 +1,7 @@
 //! The body type of requests and responses that pass the layer.
 
 use std::{
+    fmt,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -18,28 +19,59 @@ pin_project! {
         #[pin]
         rest: Option<B>,
         trailers: Option<HeaderMap>,
+        watcher: Option<Watcher>,
+    }
+}
+
+/// Somebody who sees a body pass, and cannot change it.
+pub trait Watch: Send + 'static {
+    /// A part of the body passes.
+    fn part(&mut self, part: &Bytes);
+
+    /// All of it has passed. Not called for a body that breaks off.
+    fn end(self: Box<Self>);
+}
+
+struct Watcher(Box<dyn Watch>);
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
     }
 }
 
 impl<B> Body<B> {
     /// A body that is in memory.
     pub fn full(bytes: Bytes) -> Self {
-        Body { begun: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, trailers: None }
+        let begun = Some(bytes).filter(|bytes| !bytes.is_empty());
+        Body { begun, rest: None, trailers: None, watcher: None }
     }
 
     /// A body that is passed on as it comes.
     pub fn streaming(body: B) -> Self {
-        Body { begun: None, rest: Some(body), trailers: None }
+        Body { begun: None, rest: Some(body), trailers: None, watcher: None }
     }
 
     /// What was read already, then what is left.
     pub fn begun(begun: Bytes, rest: B) -> Self {
-        Body { begun: Some(begun), rest: Some(rest), trailers: None }
+        Body { begun: Some(begun), rest: Some(rest), trailers: None, watcher: None }
     }
 
     /// All of it, and what comes after it.
     pub(crate) fn with_trailers(bytes: Bytes, trailers: HeaderMap) -> Self {
         Body { trailers: Some(trailers), ..Body::full(bytes) }
+    }
+}
+
+impl<B: http_body::Body> Body<B> {
+    /// A body that is passed on as it comes, while somebody looks on.
+    pub fn watched(body: B, watch: impl Watch) -> Self {
+        // Nobody asks for a part of a body that has none.
+        if body.is_end_stream() {
+            Box::new(watch).end();
+            return Self::streaming(body);
+        }
+        Body { watcher: Some(Watcher(Box::new(watch))), ..Self::streaming(body) }
     }
 }
 
@@ -56,7 +88,24 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
             return Poll::Ready(Some(Ok(Frame::data(begun))));
         }
         match this.rest.as_pin_mut() {
-            Some(rest) => rest.poll_frame(context),
+            Some(mut rest) => {
+                let polled = rest.as_mut().poll_frame(context);
+                if let Some(watcher) = this.watcher {
+                    let over = match &polled {
+                        Poll::Ready(Some(Ok(frame))) => {
+                            frame.data_ref().inspect(|part| watcher.0.part(part));
+                            // A body of a known length is not asked again after its last part.
+                            rest.is_end_stream()
+                        }
+                        Poll::Ready(None) => true,
+                        Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+                    };
+                    if over && let Some(watcher) = this.watcher.take() {
+                        watcher.0.end();
+                    }
+                }
+                polled
+            }
             None => Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers)))),
         }
     }
@@ -76,5 +125,76 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
             hint.set_upper(begun + upper);
         }
         hint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http_body::Body as _;
+    use http_body_util::{BodyExt as _, Full, StreamBody};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Notes(Arc<Mutex<String>>);
+
+    impl Notes {
+        fn add(&self, text: &str) {
+            self.0.lock().expect("lock").push_str(text);
+        }
+
+        fn read(&self) -> String {
+            self.0.lock().expect("lock").clone()
+        }
+    }
+
+    impl Watch for Notes {
+        fn part(&mut self, part: &Bytes) {
+            self.add(std::str::from_utf8(part).expect("text"));
+        }
+
+        fn end(self: Box<Self>) {
+            self.add(".");
+        }
+    }
+
+    fn streamed(
+        parts: Vec<Result<&'static str, &'static str>>,
+    ) -> impl http_body::Body<Data = Bytes, Error = &'static str> + Unpin {
+        let frame = |part: Result<&'static str, _>| part.map(|part| Frame::data(Bytes::from(part)));
+        StreamBody::new(futures_util::stream::iter(parts.into_iter().map(frame)))
+    }
+
+    #[tokio::test]
+    async fn a_watched_body_passes_as_it_is_and_its_end_is_seen_once() {
+        let notes = Notes::default();
+        let passed = Body::watched(streamed(vec![Ok("a"), Ok("b")]), notes.clone());
+        assert_eq!(passed.collect().await.expect("whole").to_bytes(), "ab");
+        assert_eq!(notes.read(), "ab.");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_has_no_end() {
+        let notes = Notes::default();
+        let passed = Body::watched(streamed(vec![Ok("a"), Err("cut off")]), notes.clone());
+        assert!(passed.collect().await.is_err());
+        assert_eq!(notes.read(), "a");
+    }
+
+    #[tokio::test]
+    async fn a_body_of_a_known_length_is_seen_to_its_end_though_nobody_asks_again() {
+        let notes = Notes::default();
+        let mut passed = Body::watched(Full::new(Bytes::from("abc")), notes.clone());
+        assert_eq!(passed.size_hint().exact(), Some(3));
+        let frame = passed.frame().await.expect("a frame").expect("data");
+        assert_eq!(frame.into_data().expect("data"), "abc");
+        assert!(passed.is_end_stream());
+        assert_eq!(notes.read(), "abc.");
+        let empty = Notes::default();
+        let passed = Body::watched(Full::new(Bytes::new()), empty.clone());
+        assert!(passed.is_end_stream());
+        assert_eq!(empty.read(), ".");
     }
 }

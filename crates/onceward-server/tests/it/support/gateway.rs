@@ -30,11 +30,20 @@ impl Gateway {
 
     /// The same with more settings, as lines of TOML.
     pub(crate) fn with(upstream: SocketAddr, toml: &str) -> Gateway {
+        Self::with_lines(upstream, "", toml)
+    }
+
+    /// The same with more lines under `[gateway]`.
+    pub(crate) fn with_gateway(upstream: SocketAddr, lines: &str) -> Gateway {
+        Self::with_lines(upstream, lines, "")
+    }
+
+    fn with_lines(upstream: SocketAddr, gateway: &str, toml: &str) -> Gateway {
         let scope = if toml.contains("[scope]") { "" } else { "[scope]\nfrom = \"anonymous\"\n" };
         let store = if toml.contains("[store]") { "" } else { "[store]\nurl = \"memory:\"\n" };
         let config = tempfile::NamedTempFile::new().expect("temporary file");
         let toml = format!(
-            "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n{store}{scope}{toml}"
+            "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n{gateway}{store}{scope}{toml}"
         );
         std::fs::write(config.path(), toml).expect("written");
         let mut command = binary();

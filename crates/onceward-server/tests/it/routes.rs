@@ -1,0 +1,158 @@
+//! Rules that differ from route to route.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::support::{Act, Answer, Connection, Gate, Gateway, Upstream, ok, response, send};
+
+const KEY: &str = "order-0000000000000001";
+
+fn ask(gateway: &Gateway, line: &str, key: Option<&str>, more: &str) -> Answer {
+    let key = key.map(|key| format!("Idempotency-Key: {key}\r\n")).unwrap_or_default();
+    let request = format!(
+        "{line} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{key}{more}\
+         Content-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    );
+    send(gateway.address, &request).expect("answer")
+}
+
+fn outcome(answer: &Answer) -> &str {
+    answer.header("onceward-outcome").unwrap_or("passed")
+}
+
+#[test]
+fn each_route_has_its_own_rules_and_the_first_match_wins() {
+    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
+    let gateway = Gateway::with(
+        upstream.address,
+        "[[route]]\nmatch = \"POST /off/**\"\nkey = \"off\"\n\
+         [[route]]\nmatch = \"POST /optional\"\nkey = \"optional\"\n\
+         [[route]]\nmatch = \"POST|PUT /put\"\n\
+         [[route]]\nmatch = \"* /all\"\nmethods = [\"DELETE\"]\n",
+    );
+    for (line, without, with) in [
+        ("POST /off/a", "passed", "passed"),
+        ("POST /optional", "passed", "executed"),
+        ("PUT /put", "refused", "executed"),
+        ("PATCH /put", "refused", "executed"),
+        ("PUT /other", "passed", "passed"),
+        ("DELETE /all", "refused", "executed"),
+        ("PUT /all", "passed", "passed"),
+        ("POST /other", "refused", "executed"),
+        // Spellings of a path that services take for the same are one route.
+        ("POST /off/../put", "refused", "executed"),
+        ("POST //%70ut/", "refused", "executed"),
+    ] {
+        assert_eq!(outcome(&ask(&gateway, line, None, "")), without, "{line} without a key");
+        let key = format!("{KEY}-{}", line.replace([' ', '%'], "-"));
+        assert_eq!(outcome(&ask(&gateway, line, Some(&key), "")), with, "{line}");
+        let again = outcome(&ask(&gateway, line, Some(&key), "")).to_owned();
+        assert_eq!(again, with.replace("executed", "replayed"), "{line} again");
+    }
+    // What is compared in one form is sent on as it came.
+    assert!(upstream.seen().iter().any(|seen| seen.line == "POST /off/../put HTTP/1.1"));
+    let damaged = ask(&gateway, "POST /optional", Some("x"), "");
+    assert_eq!(damaged.summary(), "400 idempotency_key_invalid");
+}
+
+#[test]
+fn a_route_that_is_off_is_streamed_both_ways_and_keeps_its_key() {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let upstream = Upstream::start(move |_, _| {
+        let first = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nfirst \r\n";
+        Act::SendLater(first.to_vec(), at_gate.clone(), b"4\r\nlast\r\n0\r\n\r\n".to_vec())
+    });
+    let toml =
+        "[defaults]\nrequest_bytes_max = 1\n[[route]]\nmatch = \"POST /stream\"\nkey = \"off\"\n";
+    let gateway = Gateway::with(upstream.address, toml);
+    let mut connection = Connection::open(gateway.address).expect("connected");
+    let post = format!(
+        "POST /stream HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {KEY}\r\nContent-Length: 2\r\n\r\n{{}}"
+    );
+    connection.write(post.as_bytes()).expect("written");
+    let mut answer = connection.read_head().expect("head");
+    assert!(connection.read_chunk(&mut answer.body).expect("chunk"));
+    assert_eq!(answer.text(), "first ", "while upstream holds the rest back");
+    gate.open();
+    while connection.read_chunk(&mut answer.body).expect("chunk") {}
+    assert_eq!((answer.text(), answer.header("onceward-outcome")), ("first last", None));
+    assert_eq!(upstream.seen()[0].header("idempotency-key"), Some(KEY));
+    assert_eq!(ask(&gateway, "POST /other", Some(KEY), "").status, 413, "the cap of the others");
+}
+
+#[test]
+fn a_5xx_means_what_its_route_says() {
+    let upstream = Upstream::start(|_, _| Act::Send(response(500, "", "broken")));
+    let gateway = Gateway::with(
+        upstream.address,
+        "[[route]]\nmatch = \"POST /store\"\non_5xx = \"store\"\n\
+         [[route]]\nmatch = \"POST /unknown\"\non_5xx = \"unknown\"\n\
+         [[route]]\nmatch = \"POST /external\"\neffects = \"external\"\n\
+         [[route]]\nmatch = \"POST /retry\"\neffects = \"external\"\non_5xx = \"retry\"\n",
+    );
+    for (line, again, runs) in [
+        ("POST /store", "500 -", 1),
+        ("POST /unknown", "409 idempotency_outcome_unknown", 1),
+        ("POST /external", "409 idempotency_outcome_unknown", 1),
+        ("POST /retry", "500 -", 2),
+        ("POST /default", "500 -", 2),
+    ] {
+        let key = format!("{KEY}{}", line.replace(' ', ""));
+        let before = upstream.count();
+        ask(&gateway, line, Some(&key), "");
+        assert_eq!(ask(&gateway, line, Some(&key), "").summary(), again, "{line}");
+        assert_eq!(upstream.count() - before, runs, "{line}");
+    }
+}
+
+#[test]
+fn a_route_counts_under_its_own_name() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = Gateway::with(upstream.address, "[[route]]\nmatch = \"POST /v1/**\"\n");
+    ask(&gateway, "POST /v1/charges", Some(KEY), "");
+    let metrics = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let metrics = send(gateway.admin, metrics).expect("answer");
+    for line in [
+        "api_idempotency_reserve_created_total{route=\"POST /v1/**\"} 1",
+        "api_idempotency_reserve_created_total{route=\"default\"} 0",
+    ] {
+        assert!(metrics.text().lines().any(|given| given == line), "{}", metrics.text());
+    }
+}
+
+/// A UUIDv7 that was made so many seconds ago.
+fn uuid_v7(seconds_ago: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let millis = (now - Duration::from_secs(seconds_ago)).as_millis();
+    let text = format!("{millis:012x}");
+    format!("{}-{}-7cc3-98c4-dc0c0c07398f", &text[..8], &text[8..])
+}
+
+#[test]
+fn requests_that_are_too_old_are_refused_before_anything_is_reserved() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = Gateway::with(
+        upstream.address,
+        "[[route]]\nmatch = \"POST /key\"\nmax_request_age = \"1h\"\n[[route]]\n\
+         match = \"POST /header\"\nmax_request_age = \"1h\"\nmax_request_age_header = \"X-Sent\"\n",
+    );
+    let too_old = "400 idempotency_request_too_old";
+    for key in [uuid_v7(3700), uuid_v7(0).replace("-7", "-4"), KEY.to_owned()] {
+        assert_eq!(ask(&gateway, "POST /key", Some(&key), "").summary(), too_old, "{key}");
+    }
+    let seconds = |ago: u64| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        format!("X-Sent: {}\r\n", now.as_secs() - ago)
+    };
+    for header in [String::new(), seconds(3700), "X-Sent: soon\r\n".to_owned()] {
+        let answer = ask(&gateway, "POST /header", Some(KEY), &header);
+        assert_eq!(answer.summary(), too_old, "{header}");
+    }
+    assert_eq!(upstream.count(), 0);
+    let key = uuid_v7(3500);
+    assert_eq!(outcome(&ask(&gateway, "POST /key", Some(&key), "")), "executed");
+    assert_eq!(outcome(&ask(&gateway, "POST /key", Some(&key), "")), "replayed");
+    // The key was refused before and was not taken then.
+    assert_eq!(outcome(&ask(&gateway, "POST /header", Some(KEY), &seconds(10))), "executed");
+    assert_eq!(outcome(&ask(&gateway, "POST /header", Some(KEY), &seconds(0))), "replayed");
+}
