@@ -23,10 +23,12 @@ mod policy; // [defaults]
 mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
+mod transport; // [tls], [upstream], [limits]
 
 pub(crate) use cidr::Cidr;
 use file::File;
 use secret::Text;
+pub(crate) use transport::{KeyPair, Limits, UpstreamSettings};
 
 /// All settings of a gateway.
 #[derive(Clone, Debug)]
@@ -43,6 +45,10 @@ pub(crate) struct Config {
     pub(crate) max_execution: Duration,
     pub(crate) problem_base: Option<Box<str>>,
     pub(crate) accept_identity_change: bool,
+    /// With it, clients speak TLS.
+    pub(crate) tls: Option<KeyPair>,
+    pub(crate) to_upstream: UpstreamSettings,
+    pub(crate) limits: Limits,
 }
 
 /// Where records are kept.
@@ -108,8 +114,12 @@ impl Config {
         let proxies = trusted_proxies(&file.scope.trusted_proxies)?;
         let store = store_url(args.store.as_deref(), file.store.url.as_ref())?;
         let policy = policy::resolve(profile, &file.defaults, &store)?;
+        let upstream = upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?;
         let config = Config {
-            upstream: upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?,
+            tls: transport::tls(&file.tls)?,
+            to_upstream: transport::upstream(&file.upstream, &upstream)?,
+            limits: transport::limits(&file.limits)?,
+            upstream,
             listen,
             admin,
             store,
@@ -188,11 +198,7 @@ fn upstream(flag: Option<&str>, file: Option<&Text>) -> Result<Uri> {
     let wrong = || format!("the upstream `{url}` is not a URL such as http://127.0.0.1:3000");
     let uri: Uri = url.parse().with_context(wrong)?;
     match uri.scheme_str() {
-        Some("http") => {}
-        Some("https") => bail!(
-            "the upstream `{url}` is https, and this version speaks only http to upstream; use an \
-             http:// address, or a local TLS proxy in between"
-        ),
+        Some("http" | "https") => {}
         _ => bail!(wrong()),
     }
     let plain = uri.query().is_none() && !url.contains(['@', '#']);

@@ -8,28 +8,35 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts,
+};
 use hyper::body::Incoming;
 use onceward::{
-    Engine, Policy, Rejection,
+    Engine, Policy,
     engine::{Admitted, STATUS_PATH},
-    rejection::Code,
     tower::{Body, Consent, early, run_detached, take_body},
 };
-use tracing::warn;
 
-use crate::listener::{Answer, Peer};
+use crate::{
+    config::{Limits, UpstreamSettings},
+    listener::Answer,
+};
 
+mod budget; // bytes in memory
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
+mod paced; // bodies that have to keep moving
+mod pass; // requests that are not ours
 mod upstream; // the client, and what its errors prove
 
+use budget::Budget;
 use forward::Forward;
 pub(crate) use headers::Rewrite;
+use headers::Trailers;
+use paced::Paced;
+use pass::Pace;
 pub(crate) use upstream::{Failure, Upstream};
-
-/// A client has this long to send the body of a protected request.
-const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// One gateway in front of one upstream.
 #[derive(Clone)]
@@ -42,9 +49,13 @@ struct Inner {
     /// How long an answer is waited for in all. Past `max_execution` the outcome is unknown, but an
     /// answer that comes late is still the truth and is stored.
     patience: Duration,
+    pace: Pace,
+    upgrades: bool,
+    budget: Budget,
+    body_time_max: Duration,
 }
 
-type GatewayBody = Body<Incoming>;
+type GatewayBody = Body<Paced>;
 
 impl Gateway {
     pub(crate) fn new(
@@ -52,9 +63,23 @@ impl Gateway {
         upstream: Upstream,
         rewrite: Rewrite,
         max_execution: Duration,
+        to_upstream: &UpstreamSettings,
+        limits: &Limits,
     ) -> Self {
-        let patience = max_execution.saturating_mul(2);
-        Gateway(Arc::new(Inner { engine, upstream: Arc::new(upstream), rewrite, patience }))
+        Gateway(Arc::new(Inner {
+            engine,
+            upstream: Arc::new(upstream),
+            rewrite,
+            patience: max_execution.saturating_mul(2),
+            pace: Pace {
+                stall_max: limits.stall_time_max,
+                first_byte_max: to_upstream.first_byte_time_max,
+                total_max: to_upstream.total_time_max,
+            },
+            upgrades: to_upstream.upgrades,
+            budget: Budget::new(limits.buffered_bytes_max),
+            body_time_max: limits.body_time_max,
+        }))
     }
 
     async fn route(self, request: Request<Incoming>) -> Response<GatewayBody> {
@@ -81,22 +106,8 @@ impl Gateway {
 
     /// A request that is not ours: streamed both ways.
     async fn pass_on(self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
-        let peer = parts.extensions.get::<Peer>().copied();
-        let parts = self.0.rewrite.request(&parts, peer);
-        match self.0.upstream.send_streaming(parts, body).await {
-            Ok(response) => self.0.rewrite.response(response).map(Body::streaming),
-            Err(Failure::NeverSent { why }) => {
-                warn!(why, "upstream could not be reached");
-                let detail = "The service did not take the connection. Nothing was executed.";
-                let rejection = Rejection::new(Code::UpstreamUnreachable, detail);
-                let response = rejection.into_response(None, onceward::Profile::Ietf);
-                response.map(Body::full)
-            }
-            Err(Failure::NoFullAnswer { why }) => {
-                warn!(why, "upstream gave no answer to an unprotected request");
-                bare(StatusCode::BAD_GATEWAY)
-            }
-        }
+        let Inner { upstream, rewrite, pace, upgrades, .. } = &*self.0;
+        pass::pass_on(upstream, rewrite, *pace, parts, body, *upgrades).await
     }
 
     async fn protect(
@@ -107,19 +118,22 @@ impl Gateway {
         body: Incoming,
     ) -> Response<GatewayBody> {
         let engine = &self.0.engine;
-        let taken = take_body(engine, &policy, &parts, body, Some(BODY_TIME_MAX)).await;
+        let Some(room) = self.0.budget.take(&body, policy.request_cap()) else {
+            return early(parts.version, body, Consent::of(&parts), busy()).await;
+        };
+        let taken = take_body(engine, &policy, &parts, body, Some(self.0.body_time_max)).await;
         let body = match taken {
             Ok(body) => body,
             Err(answered) => return answered,
         };
-        let peer = parts.extensions.get::<Peer>().copied();
         let forward = Forward {
             upstream: Arc::clone(&self.0.upstream),
             rewrite: self.0.rewrite.clone(),
-            parts: self.0.rewrite.request(&parts, peer),
+            parts: self.0.rewrite.request(&parts, Trailers::Drop),
             body: body.clone(),
             reply_cap: policy.reply_cap(),
             patience: self.0.patience,
+            room,
         };
         run_detached(engine, &policy, admitted, Arc::new(parts), body, forward).await
     }
@@ -137,5 +151,12 @@ impl Answer for Gateway {
 fn bare(status: StatusCode) -> Response<GatewayBody> {
     let mut response = Response::new(Body::full(Bytes::new()));
     *response.status_mut() = status;
+    response
+}
+
+/// Too many bytes are in memory. Nothing was reserved.
+fn busy() -> Response<GatewayBody> {
+    let mut response = bare(StatusCode::SERVICE_UNAVAILABLE);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }

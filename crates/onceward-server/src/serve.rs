@@ -21,6 +21,7 @@ use crate::{
     gateway::{Gateway, Rewrite, Upstream},
     listener::Listening,
     store::OpenStore,
+    tls::Certificate,
 };
 
 /// What runs has this long to finish once the process was told to stop.
@@ -48,6 +49,7 @@ pub(crate) struct Running {
     gateway: Listening,
     admin: Admin,
     admin_listening: Listening,
+    certificate: Option<Arc<Certificate>>,
 }
 
 impl Running {
@@ -64,13 +66,21 @@ impl Running {
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
         let gateway = Gateway::new(
             Arc::clone(&engine),
-            Upstream::new(config.upstream.clone(), config.max_execution),
-            Rewrite::new(config.proxies.clone()),
+            Upstream::new(config.upstream.clone(), &config.to_upstream, config.max_execution)?,
+            Rewrite::new(config.proxies.clone(), config.to_upstream.makes_traceparent),
             config.max_execution,
+            &config.to_upstream,
+            &config.limits,
         );
+        let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
+        if let Some(certificate) = &certificate {
+            certificate.reload_on_hangup()?;
+        }
         let admin = Admin::new(Arc::clone(&store.store), metrics);
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
-        let gateway = Listening::bind(config.listen, gateway).await?;
+        let gateway =
+            Listening::bind_with(config.listen, gateway, config.limits, certificate.clone())
+                .await?;
         info!(
             listen = %gateway.address,
             admin = %admin_listening.address,
@@ -78,7 +88,7 @@ impl Running {
             scope = config.scope.name(),
             "serving"
         );
-        Ok(Running { engine, store, gateway, admin, admin_listening })
+        Ok(Running { engine, store, gateway, admin, admin_listening, certificate })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -92,7 +102,7 @@ impl Running {
     /// Takes nothing new, finishes what runs, and closes the store.
     pub(crate) async fn stop(self) {
         self.admin.drain();
-        let Running { engine, store, gateway, admin, admin_listening } = self;
+        let Running { engine, store, gateway, admin, admin_listening, .. } = self;
         tokio::join!(gateway.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, admin));
@@ -160,7 +170,8 @@ pub(crate) fn stop_signal() -> Result<impl Future<Output = ()>> {
 fn announce(running: &Running) {
     let mut stdout = std::io::stdout().lock();
     // Nobody has to read it.
-    let _ = writeln!(stdout, "listening on http://{}", running.address());
+    let scheme = if running.certificate.is_some() { "https" } else { "http" };
+    let _ = writeln!(stdout, "listening on {scheme}://{}", running.address());
     let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
     let _ = stdout.flush();
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow, bail};
 use serde::Deserialize;
 
-use super::{secret::Text, suggest};
+use super::{secret::Text, suggest, transport};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -26,6 +26,12 @@ pub(crate) struct File {
     pub(crate) key: Key,
     #[serde(default)]
     pub(crate) defaults: Defaults,
+    #[serde(default)]
+    pub(super) tls: transport::TlsFile,
+    #[serde(default)]
+    pub(super) upstream: transport::UpstreamFile,
+    #[serde(default)]
+    pub(super) limits: transport::LimitsFile,
 }
 
 #[derive(Debug, Default, Deserialize)]
