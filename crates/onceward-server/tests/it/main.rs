@@ -5,9 +5,14 @@ mod support;
 mod admin; // /livez, /readyz, /metrics, logs
 mod contract; // services that complete in their own transaction
 mod demo; // the story
+mod http2_faults; // upstreams that speak HTTP/2 and fail
+mod limits; // what clients may take up
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
+mod raw; // bytes that mean two things
 mod refusing; // what does not start
 mod stopping; // SIGTERM
+mod streaming; // trailers, consent, other protocols
+mod tls; // certificates, both sides
 mod torture; // killed, stopped and disconnected under load
 mod upstream_faults; // upstreams that fail in every way

@@ -30,11 +30,16 @@ impl Gateway {
 
     /// The same with more settings, as lines of TOML.
     pub(crate) fn with(upstream: SocketAddr, toml: &str) -> Gateway {
+        Self::before_url(&format!("http://{upstream}"), toml)
+    }
+
+    /// The same before an upstream that is given as a URL.
+    pub(crate) fn before_url(upstream: &str, toml: &str) -> Gateway {
         let scope = if toml.contains("[scope]") { "" } else { "[scope]\nfrom = \"anonymous\"\n" };
         let store = if toml.contains("[store]") { "" } else { "[store]\nurl = \"memory:\"\n" };
         let config = tempfile::NamedTempFile::new().expect("temporary file");
         let toml = format!(
-            "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n{store}{scope}{toml}"
+            "config_version = 1\n[gateway]\nupstream = \"{upstream}\"\n{store}{scope}{toml}"
         );
         std::fs::write(config.path(), toml).expect("written");
         let mut command = binary();
@@ -51,10 +56,11 @@ impl Gateway {
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut said = |what: &str| -> Option<SocketAddr> {
             let line = lines.next()?.ok()?;
-            Some(line.strip_prefix(what)?.parse().expect("address"))
+            let address = line.strip_prefix(what)?.split_once("://")?.1;
+            Some(address.parse().expect("address"))
         };
-        let address = said("listening on http://");
-        let admin = said("admin on http://");
+        let address = said("listening on ");
+        let admin = said("admin on ");
         let (Some(address), Some(admin)) = (address, admin) else {
             let _ = child.kill();
             panic!("the gateway did not start:\n{}", read(log));
@@ -67,6 +73,15 @@ impl Gateway {
         let kill = format!("kill -{name} {}", self.child.id());
         let sent = Command::new("sh").args(["-c", &kill]).status().expect("sh");
         assert!(sent.success());
+    }
+
+    /// The most memory that the process has had so far, in KiB.
+    pub(crate) fn memory_peak(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("a process");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|peak| peak.trim().strip_suffix(" kB")).map(str::trim);
+        peak.and_then(|peak| peak.parse().ok()).expect("a number of KiB")
     }
 
     pub(crate) fn exit_status(&mut self) -> ExitStatus {
