@@ -63,7 +63,7 @@ impl Forward {
             Err(Failure::NeverSent { why }) => return Execution::NeverSent { why },
             Err(Failure::NoFullAnswer { why }) => return no_full_answer(why),
             // The body is in memory, so that this cannot be; and if it were, a part was sent.
-            Err(Failure::ClientTooSlow) => return no_full_answer("request_was_cut_off"),
+            Err(Failure::ClientBrokeOff { .. }) => return no_full_answer("request_was_cut_off"),
         };
         let (parts, body) = self.rewrite.response(response, Trailers::Drop).into_parts();
         match collect(Paced::free(body), self.reply_cap).await {

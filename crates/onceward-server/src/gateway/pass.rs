@@ -94,8 +94,10 @@ fn failed(failure: Failure) -> Response<GatewayBody> {
             warn!(why, "upstream gave no answer to an unprotected request");
             bare(StatusCode::BAD_GATEWAY)
         }
-        Failure::ClientTooSlow => {
-            let mut response = bare(StatusCode::REQUEST_TIMEOUT);
+        Failure::ClientBrokeOff { too_slow } => {
+            let status =
+                if too_slow { StatusCode::REQUEST_TIMEOUT } else { StatusCode::BAD_REQUEST };
+            let mut response = bare(status);
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(CONNECTION, close);
             response

@@ -61,8 +61,9 @@ pub(crate) enum Failure {
     NeverSent { why: &'static str },
     /// It may have: nobody knows.
     NoFullAnswer { why: &'static str },
-    /// The client did not send the body that it had promised. Upstream has a part of the request.
-    ClientTooSlow,
+    /// The client did not send the body that it had promised, or not in time. Upstream has a part
+    /// of the request.
+    ClientBrokeOff { too_slow: bool },
 }
 
 /// One upstream.
@@ -335,8 +336,9 @@ fn expected(response: Response<Incoming>) -> Result<Response<Incoming>, Failure>
 
 /// What is known of a request that was begun.
 fn proof(error: &hyper::Error) -> Failure {
-    if is_too_slow(error) {
-        return Failure::ClientTooSlow;
+    // Of what hyper blames on us, the body that a client sends is all that can go wrong.
+    if error.is_user() {
+        return Failure::ClientBrokeOff { too_slow: is_too_slow(error) };
     }
     let source = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
     match source {

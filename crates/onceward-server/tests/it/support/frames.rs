@@ -46,6 +46,11 @@ impl<S: Read + Write> Frames<S> {
         Ok(frames)
     }
 
+    /// Only for reading what comes on a connection that somebody else writes.
+    pub(crate) fn reading(stream: S) -> Self {
+        Frames(stream)
+    }
+
     pub(crate) fn write(
         &mut self,
         kind: u8,
@@ -53,11 +58,11 @@ impl<S: Read + Write> Frames<S> {
         stream: u32,
         payload: &[u8],
     ) -> io::Result<()> {
-        let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
-        let mut frame = vec![length[1], length[2], length[3], kind, flags];
-        frame.extend(stream.to_be_bytes());
-        frame.extend(payload);
-        self.0.write_all(&frame)
+        self.0.write_all(&frame(kind, flags, stream, payload))
+    }
+
+    pub(crate) fn write_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all(bytes)
     }
 
     pub(crate) fn read(&mut self) -> io::Result<Frame> {
@@ -106,6 +111,15 @@ impl Frames {
     pub(crate) fn close(&mut self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
+}
+
+/// The bytes of a frame.
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
+    let mut frame = vec![length[1], length[2], length[3], kind, flags];
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
 }
 
 /// The head of `GET /` for a host. Each byte but those of the host stands for a line of the static
