@@ -63,7 +63,6 @@ impl Rewrite {
         strip_hop_by_hop(headers, trailers);
         if takes_trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
-            headers.insert(CONNECTION, HeaderValue::from_static("TE"));
         }
         // We answered it, or have the whole body already.
         headers.remove(EXPECT);

@@ -16,7 +16,7 @@ use std::{
 use anyhow::Result;
 use http::{
     HeaderValue, Request, Response, StatusCode, Uri,
-    header::HOST,
+    header::{CONNECTION, HOST, TE},
     request::Parts,
     uri::{self, Authority},
 };
@@ -265,11 +265,17 @@ impl<D: Dial> Upstream<D> {
         {
             parts.headers.insert(HOST, own);
         }
+        // It holds for this connection only, and HTTP/1.1 has to say so.
+        if parts.headers.contains_key(TE) {
+            parts.headers.insert(CONNECTION, HeaderValue::from_static("TE"));
+        }
         Ok(())
     }
 
-    /// In HTTP/2 the host is a part of the address, and there only.
+    /// In HTTP/2 the host is a part of the address, and there only. Nothing is said about
+    /// connections.
     fn address_http2(&self, parts: &mut Parts) -> Result<(), Failure> {
+        parts.headers.remove(CONNECTION);
         let host = parts.headers.remove(HOST);
         let host = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
         let mut address = self.base.clone().into_parts();

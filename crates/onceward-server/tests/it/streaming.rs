@@ -44,6 +44,64 @@ fn trailers_pass_both_ways_where_nothing_is_stored() {
     assert_eq!(lines, ["5", "hello", "0", "x-sum: 42", ""]);
 }
 
+/// As services of gRPC do it: HTTP/2 on both sides, and the outcome in the trailers.
+#[tokio::test(flavor = "multi_thread")]
+async fn trailers_pass_through_http_2_too() {
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, Full};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    fn with_trailers(
+        body: &'static str,
+        name: &'static str,
+    ) -> impl http_body::Body<Data = Bytes, Error = std::convert::Infallible> + Send + Unpin + 'static
+    {
+        let trailers = [(name, "0")].map(|(name, value)| {
+            (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
+        });
+        let trailers = http::HeaderMap::from_iter(trailers);
+        Full::new(Bytes::from_static(body.as_bytes()))
+            .with_trailers(std::future::ready(Some(Ok(trailers))))
+            .boxed_unsync()
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.expect("a connection");
+        let service = hyper::service::service_fn(async |request: http::Request<_>| {
+            let (parts, body): (_, hyper::body::Incoming) = request.into_parts();
+            let asked = body.collect().await.expect("a body");
+            let trailers = asked.trailers().cloned().unwrap_or_default();
+            assert_eq!(parts.version, http::Version::HTTP_2);
+            assert_eq!(parts.headers.get("te").expect("there"), "trailers");
+            assert_eq!(trailers.get("x-asked").expect("there"), "0");
+            assert_eq!(parts.uri.authority().expect("there"), "shop.example");
+            assert_eq!(asked.to_bytes(), "ask");
+            Ok::<_, std::convert::Infallible>(http::Response::new(with_trailers(
+                "reply",
+                "grpc-status",
+            )))
+        });
+        let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+        let _ = server.serve_connection(TokioIo::new(stream), service).await;
+    });
+    let gateway = Gateway::with(address, "[upstream]\nhttp2 = true\n");
+    let connector = tokio::net::TcpStream::connect(gateway.address).await.expect("connected");
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(connector))
+            .await
+            .expect("a handshake");
+    tokio::spawn(connection);
+    let request = http::Request::put("http://shop.example/call")
+        .header("te", "trailers")
+        .body(with_trailers("ask", "x-asked"))
+        .expect("valid");
+    let response = sender.send_request(request).await.expect("answer");
+    assert_eq!(response.status(), 200);
+    let reply = response.into_body().collect().await.expect("a body");
+    assert_eq!(reply.trailers().and_then(|all| all.get("grpc-status")).expect("there"), "0");
+    assert_eq!(reply.to_bytes(), "reply");
+}
+
 #[test]
 fn trailers_of_a_stored_reply_are_dropped_for_everybody() {
     let upstream = Upstream::start(|_, seen| {
