@@ -114,9 +114,9 @@ fn bodies_take_no_more_memory_together_than_the_limit() {
     let upstream = Upstream::start(move |_, _| {
         Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
     });
-    let gateway = Gateway::with(upstream.address, "[limits]\nbuffered_bytes = 1000\n");
+    let gateway = Gateway::with(upstream.address, "[limits]\nbuffered_bytes = 20000\n");
     let to = gateway.address;
-    let body = "x".repeat(800);
+    let body = "x".repeat(11_000);
     let first = {
         let body = body.clone();
         thread::spawn(move || post(to, KEY, &body, &[]))
