@@ -107,7 +107,8 @@ impl Gateway {
     /// A request that is not ours: streamed both ways.
     async fn pass_on(self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
         let Inner { upstream, rewrite, pace, upgrades, .. } = &*self.0;
-        pass::pass_on(upstream, rewrite, *pace, parts, body, *upgrades).await
+        let sent = pass::send(upstream, rewrite, *pace, parts, pace.body(body), *upgrades);
+        sent.await.unwrap_or_else(pass::not_passed)
     }
 
     async fn protect(

@@ -61,7 +61,9 @@ impl Forward {
         let response = match sent {
             Ok(response) => response,
             Err(Failure::NeverSent { why }) => return Execution::NeverSent { why },
-            Err(Failure::NoFullAnswer { why }) => return no_full_answer(why),
+            Err(Failure::NoFullAnswer { status, why }) => {
+                return Execution::NoFullAnswer { status, why };
+            }
             // The body is in memory, so that this cannot be; and if it were, a part was sent.
             Err(Failure::ClientBrokeOff { .. }) => return no_full_answer("request_was_cut_off"),
         };

@@ -33,22 +33,28 @@ pub(super) struct Pace {
     pub(super) total_max: Option<Duration>,
 }
 
+impl Pace {
+    /// The body of a request, as it comes.
+    pub(super) fn body(&self, body: Incoming) -> GatewayBody {
+        Body::streaming(Paced::no_stall(body, self.stall_max))
+    }
+}
+
 /// Passes a request on as it comes, and its answer too.
-pub(super) async fn pass_on(
+pub(super) async fn send(
     upstream: &Upstream,
     rewrite: &Rewrite,
     pace: Pace,
     mut parts: Parts,
-    body: Incoming,
+    body: GatewayBody,
     upgrades: bool,
-) -> Response<GatewayBody> {
+) -> Result<Response<GatewayBody>, Failure> {
     let begun = Instant::now();
     let deadline = pace.total_max.map(|at_most| begun + at_most);
     let first_byte = begun + pace.first_byte_max;
     let first_byte = deadline.map_or(first_byte, |deadline| first_byte.min(deadline));
-    let body = Body::streaming(Paced::no_stall(body, pace.stall_max));
     let sent = match asks_for_upgrade(&parts) {
-        Some(_) if !upgrades => return bare(StatusCode::NOT_IMPLEMENTED),
+        Some(_) if !upgrades => return Ok(bare(StatusCode::NOT_IMPLEMENTED)),
         Some(protocol) => {
             let client = parts.extensions.remove::<OnUpgrade>();
             let mut parts = rewrite.request(&parts, Trailers::Drop);
@@ -59,7 +65,7 @@ pub(super) async fn pass_on(
                 (Ok(Ok(response)), Some(client))
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS =>
                 {
-                    return tunnel(rewrite, client, response);
+                    return Ok(tunnel(rewrite, client, response));
                 }
                 (sent, _) => sent,
             }
@@ -69,20 +75,14 @@ pub(super) async fn pass_on(
             timeout_at(first_byte, upstream.send(parts, body, || true)).await
         }
     };
-    match sent {
-        Ok(Ok(response)) => {
-            let response = rewrite.response(response, Trailers::Pass);
-            response.map(|body| Body::streaming(Paced::until(body, deadline)))
-        }
-        Ok(Err(failure)) => failed(failure),
-        Err(_) => {
-            warn!("upstream gave no answer in time to an unprotected request");
-            bare(StatusCode::GATEWAY_TIMEOUT)
-        }
-    }
+    let too_slow =
+        Failure::NoFullAnswer { status: StatusCode::GATEWAY_TIMEOUT, why: "upstream_too_slow" };
+    let response = rewrite.response(sent.unwrap_or(Err(too_slow))?, Trailers::Pass);
+    Ok(response.map(|body| Body::streaming(Paced::until(body, deadline))))
 }
 
-fn failed(failure: Failure) -> Response<GatewayBody> {
+/// The answer to a request that was not answered.
+pub(super) fn not_passed(failure: Failure) -> Response<GatewayBody> {
     match failure {
         Failure::NeverSent { why } => {
             warn!(why, "upstream could not be reached");
@@ -90,9 +90,9 @@ fn failed(failure: Failure) -> Response<GatewayBody> {
             let rejection = Rejection::new(Code::UpstreamUnreachable, detail);
             rejection.into_response(None, onceward::Profile::Ietf).map(Body::full)
         }
-        Failure::NoFullAnswer { why } => {
+        Failure::NoFullAnswer { status, why } => {
             warn!(why, "upstream gave no answer to an unprotected request");
-            bare(StatusCode::BAD_GATEWAY)
+            bare(status)
         }
         Failure::ClientBrokeOff { too_slow } => {
             let status =

@@ -59,11 +59,17 @@ pub(crate) type Outgoing = Body<Paced>;
 pub(crate) enum Failure {
     /// Upstream did not begin with the request: nothing was done.
     NeverSent { why: &'static str },
-    /// It may have: nobody knows.
-    NoFullAnswer { why: &'static str },
+    /// It may have: nobody knows. With the status for a client.
+    NoFullAnswer { status: StatusCode, why: &'static str },
     /// The client did not send the body that it had promised, or not in time. Upstream has a part
     /// of the request.
     ClientBrokeOff { too_slow: bool },
+}
+
+impl Failure {
+    fn no_answer(why: &'static str) -> Self {
+        Failure::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why }
+    }
 }
 
 /// One upstream.
@@ -333,9 +339,7 @@ impl From<Unanswered> for Failure {
 /// Nobody asked for another protocol.
 fn expected(response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
     match response.status() {
-        StatusCode::SWITCHING_PROTOCOLS => {
-            Err(Failure::NoFullAnswer { why: "upstream_switched_protocols" })
-        }
+        StatusCode::SWITCHING_PROTOCOLS => Err(Failure::no_answer("upstream_switched_protocols")),
         _ => Ok(response),
     }
 }
@@ -360,7 +364,7 @@ fn proof(error: &hyper::Error) -> Failure {
         Some(gone) if gone.is_go_away() && gone.is_remote() => {
             Failure::NeverSent { why: "upstream_was_going_away" }
         }
-        _ => Failure::NoFullAnswer { why: "upstream_gave_no_answer" },
+        _ => Failure::no_answer("upstream_gave_no_answer"),
     }
 }
 

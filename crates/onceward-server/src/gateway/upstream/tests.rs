@@ -104,7 +104,7 @@ async fn a_request_of_which_a_byte_was_written_is_not_sent_again() {
     };
     let (sent, ()) = tokio::join!(send(&upstream, true), server);
     let failure = sent.expect_err("no answer");
-    assert_eq!(failure, Failure::NoFullAnswer { why: "upstream_gave_no_answer" });
+    assert_eq!(failure, Failure::no_answer("upstream_gave_no_answer"));
     assert!(servers.try_recv().is_err(), "no new connection");
 }
 
