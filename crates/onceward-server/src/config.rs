@@ -24,6 +24,7 @@ mod route; // [[route]]: which rules hold for a request
 mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
+mod transport; // [tls], [upstream], [limits]
 
 pub(crate) use cidr::Cidr;
 pub(crate) use file::File;
@@ -32,6 +33,7 @@ pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
 pub(crate) use scope::TokenRules;
 use secret::Text;
 pub(crate) use suggest::hint;
+pub(crate) use transport::{KeyPair, Limits, UpstreamSettings};
 
 /// All settings of a gateway.
 #[derive(Clone, Debug)]
@@ -50,6 +52,10 @@ pub(crate) struct Config {
     pub(crate) max_execution: Duration,
     pub(crate) problem_base: Option<Box<str>>,
     pub(crate) accept_identity_change: bool,
+    /// With it, clients speak TLS.
+    pub(crate) tls: Option<KeyPair>,
+    pub(crate) to_upstream: UpstreamSettings,
+    pub(crate) limits: Limits,
 }
 
 /// Where records are kept.
@@ -121,8 +127,12 @@ impl Config {
         let store = store_url(args.store.as_deref(), file.store.url.as_ref())?;
         let routes = RouteTable::read(profile, &file, &store)?;
         let max_execution = routes.all().map(|route| route.policy.rules().max_execution).min();
+        let upstream = upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?;
         let config = Config {
-            upstream: upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?,
+            tls: transport::tls(&file.tls)?,
+            to_upstream: transport::upstream(&file.upstream, &upstream)?,
+            limits: transport::limits(&file.limits)?,
+            upstream,
             listen,
             admin,
             store,
@@ -141,6 +151,10 @@ impl Config {
     }
 
     fn check(&self) -> Result<()> {
+        ensure!(
+            self.to_upstream.http2 != Some(true) || !self.routes.all().any(|route| route.upgrade),
+            "upgrade = true needs HTTP/1.1 to upstream; leave upstream.http2 out"
+        );
         ensure!(
             self.store != StoreUrl::Memory || self.listen.ip().is_loopback(),
             "the store memory: forgets everything when the process ends, so that it only serves a \
@@ -203,11 +217,7 @@ fn upstream(flag: Option<&str>, file: Option<&Text>) -> Result<Uri> {
     let wrong = || format!("the upstream `{url}` is not a URL such as http://127.0.0.1:3000");
     let uri: Uri = url.parse().with_context(wrong)?;
     match uri.scheme_str() {
-        Some("http") => {}
-        Some("https") => bail!(
-            "the upstream `{url}` is https, and this version speaks only http to upstream; use an \
-             http:// address, or a local TLS proxy in between"
-        ),
+        Some("http" | "https") => {}
         _ => bail!(wrong()),
     }
     let plain = uri.query().is_none() && !url.contains(['@', '#']);

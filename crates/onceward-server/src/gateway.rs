@@ -12,45 +12,51 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, request::Parts};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, header::RETRY_AFTER, request::Parts,
+};
 use hyper::body::Incoming;
 use onceward::{
     Engine, Rejection,
     engine::{Admitted, STATUS_PATH},
-    rejection::Code,
     tower::{Body, Consent, early, run_detached, take_body},
 };
-use tracing::warn;
 
 use crate::{
-    config::{Route, RouteTable, Treatment},
-    listener::{Answer, Peer},
+    config::{Limits, Route, RouteTable, Treatment},
+    listener::Answer,
 };
 
 mod age; // requests that are too old
+mod budget; // bytes in memory
 mod cors; // what pages in browsers may send and read
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
+mod paced; // bodies that have to keep moving
+mod pass; // requests that are not ours
 mod shadow; // what protection would have done
 mod upstream; // the client, and what its errors prove
 
 pub(crate) use age::MaxAge;
+use budget::Budget;
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
 use forward::Forward;
 pub(crate) use headers::Rewrite;
+use headers::Trailers;
+use paced::Paced;
+pub(crate) use pass::Pace;
 pub(crate) use shadow::Shadow;
 use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};
-
-/// A client has this long to send the body of a protected request.
-const BODY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// One gateway in front of one upstream.
 #[derive(Clone)]
 pub(crate) struct Gateway {
     setup: Arc<RwLock<Arc<Setup>>>,
     shadow: Arc<Shadow>,
+    budget: Arc<Budget>,
+    body_time_max: Duration,
 }
 
 /// All that can be changed while the gateway runs. A request keeps the one it began with.
@@ -58,16 +64,22 @@ pub(crate) struct Setup {
     pub(crate) engine: Arc<Engine>,
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) rewrite: Rewrite,
+    pub(crate) pace: Pace,
     pub(crate) routes: RouteTable,
     pub(crate) cors: Cors,
 }
 
-type GatewayBody = Body<Incoming>;
+type GatewayBody = Body<Paced>;
 
 impl Gateway {
-    pub(crate) fn new(setup: Setup) -> Self {
+    pub(crate) fn new(setup: Setup, limits: &Limits) -> Self {
         Shadow::register(&setup.routes);
-        Gateway { setup: Arc::new(RwLock::new(Arc::new(setup))), shadow: Arc::default() }
+        Gateway {
+            setup: Arc::new(RwLock::new(Arc::new(setup))),
+            shadow: Arc::default(),
+            budget: Arc::new(Budget::new(limits.buffered_bytes_max)),
+            body_time_max: limits.body_time_max,
+        }
     }
 
     /// From the next request on, this setup holds.
@@ -91,18 +103,56 @@ impl Gateway {
             Ok(Some(admitted)) => {
                 let seen = Arc::new(parts.clone());
                 let watched = Watched::new(&self.shadow, route, &seen, admitted.id().clone());
-                let body = Body::watched(body, watched.body());
-                let passed = setup.send(parts, body).await;
+                let body = Body::watched(setup.pace.request(body), watched.body());
+                let passed = setup.send(route, parts, body).await;
                 watched.answered(passed.as_ref().ok().map(Response::status));
-                passed.unwrap_or_else(not_passed)
+                passed.unwrap_or_else(pass::not_passed)
             }
-            Ok(None) => setup.pass_on(parts, body).await,
+            Ok(None) => setup.pass_on(route, parts, body).await,
             Err(rejection) => {
                 let verdict = Verdict::Refuse(rejection.code());
                 self.shadow.tell(route, &parts, None, verdict);
-                setup.pass_on(parts, body).await
+                setup.pass_on(route, parts, body).await
             }
         }
+    }
+
+    async fn protect(
+        &self,
+        setup: &Setup,
+        route: &Route,
+        parts: Parts,
+        body: Incoming,
+    ) -> Response<GatewayBody> {
+        let (engine, policy) = (&setup.engine, &route.policy);
+        let admitted = match setup.admit(&parts, route) {
+            Ok(Some(admitted)) => admitted,
+            Ok(None) => return setup.pass_on(route, parts, body).await,
+            Err(rejection) => {
+                let response = engine.reject(rejection, policy).map(Body::full);
+                return early(parts.version, body, Consent::of(&parts), response).await;
+            }
+        };
+        let Some(room) = self.budget.take(&body, policy.request_cap()) else {
+            return early(parts.version, body, Consent::of(&parts), busy()).await;
+        };
+        let taken = take_body(engine, policy, &parts, body, Some(self.body_time_max)).await;
+        let body = match taken {
+            Ok(body) => body,
+            Err(answered) => return answered,
+        };
+        let forward = Forward {
+            upstream: Arc::clone(&setup.upstream),
+            rewrite: setup.rewrite.clone(),
+            parts: setup.rewrite.request(&parts, Trailers::Drop),
+            body: body.clone(),
+            reply_cap: policy.reply_cap(),
+            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
+            // the truth and is stored.
+            patience: policy.rules().max_execution.saturating_mul(2),
+            room,
+        };
+        run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await
     }
 }
 
@@ -116,48 +166,18 @@ impl Setup {
     }
 
     /// A request that is not ours: streamed both ways.
-    async fn pass_on(&self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
-        self.send(parts, Body::streaming(body)).await.unwrap_or_else(not_passed)
+    async fn pass_on(&self, route: &Route, parts: Parts, body: Incoming) -> Response<GatewayBody> {
+        let body = Body::streaming(self.pace.request(body));
+        self.send(route, parts, body).await.unwrap_or_else(pass::not_passed)
     }
 
     async fn send(
         &self,
+        route: &Route,
         parts: Parts,
         body: GatewayBody,
     ) -> Result<Response<GatewayBody>, Failure> {
-        let peer = parts.extensions.get::<Peer>().copied();
-        let parts = self.rewrite.request(&parts, peer);
-        let response = self.upstream.send_streaming(parts, body).await?;
-        Ok(self.rewrite.response(response).map(Body::streaming))
-    }
-
-    async fn protect(&self, route: &Route, parts: Parts, body: Incoming) -> Response<GatewayBody> {
-        let (engine, policy) = (&self.engine, &route.policy);
-        let admitted = match self.admit(&parts, route) {
-            Ok(Some(admitted)) => admitted,
-            Ok(None) => return self.pass_on(parts, body).await,
-            Err(rejection) => {
-                let response = engine.reject(rejection, policy).map(Body::full);
-                return early(parts.version, body, Consent::of(&parts), response).await;
-            }
-        };
-        let taken = take_body(engine, policy, &parts, body, Some(BODY_TIME_MAX)).await;
-        let body = match taken {
-            Ok(body) => body,
-            Err(answered) => return answered,
-        };
-        let peer = parts.extensions.get::<Peer>().copied();
-        let forward = Forward {
-            upstream: Arc::clone(&self.upstream),
-            rewrite: self.rewrite.clone(),
-            parts: self.rewrite.request(&parts, peer),
-            body: body.clone(),
-            reply_cap: policy.reply_cap(),
-            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
-            // the truth and is stored.
-            patience: policy.rules().max_execution.saturating_mul(2),
-        };
-        run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await
+        pass::send(&self.upstream, &self.rewrite, self.pace, parts, body, route.upgrade).await
     }
 }
 
@@ -180,9 +200,9 @@ impl Answer for Gateway {
         });
         let mut response = match route.treatment(&parts.method) {
             _ if asks_for_state => setup.engine.status(&parts).await.map(Body::full),
-            Treatment::PassOn => setup.pass_on(parts, body).await,
+            Treatment::PassOn => setup.pass_on(route, parts, body).await,
             Treatment::Observe => self.observe(&setup, route, parts, body).await,
-            Treatment::Protect => setup.protect(route, parts, body).await,
+            Treatment::Protect => self.protect(&setup, route, parts, body).await,
         };
         if let Some(page) = page {
             page.answer(&setup.cors, response.headers_mut());
@@ -191,25 +211,16 @@ impl Answer for Gateway {
     }
 }
 
-/// The answer to an unprotected request that upstream did not answer.
-fn not_passed(failure: Failure) -> Response<GatewayBody> {
-    match failure {
-        Failure::NeverSent { why } => {
-            warn!(why, "upstream could not be reached");
-            let detail = "The service did not take the connection. Nothing was executed.";
-            let rejection = Rejection::new(Code::UpstreamUnreachable, detail);
-            rejection.into_response(None, onceward::Profile::Ietf).map(Body::full)
-        }
-        Failure::NoFullAnswer { why } => {
-            warn!(why, "upstream gave no answer to an unprotected request");
-            bare(StatusCode::BAD_GATEWAY)
-        }
-    }
-}
-
 /// An answer without words, for requests that are not ours to explain.
 fn bare(status: StatusCode) -> Response<GatewayBody> {
     let mut response = Response::new(Body::full(Bytes::new()));
     *response.status_mut() = status;
+    response
+}
+
+/// Too many bytes are in memory. Nothing was reserved.
+fn busy() -> Response<GatewayBody> {
+    let mut response = bare(StatusCode::SERVICE_UNAVAILABLE);
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }

@@ -1,38 +1,52 @@
-//! Connections in: hyper with time limits, HTTP/1.1 and HTTP/2 without TLS, and a clean stop.
+//! Connections in: hyper with limits, HTTP/1.1 and HTTP/2 with TLS and without, and a clean stop.
 
-use std::{convert::Infallible, io, net::SocketAddr, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response, StatusCode, Version, header::CONNECTION};
+use http_body_util::{Either, Empty};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
+    server::{conn::auto, graceful::GracefulShutdown, graceful::Watcher},
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::oneshot,
+    sync::{Semaphore, watch},
     task::JoinHandle,
     time::{sleep, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
-mod preface;
+use crate::{config::Limits, tls::Certificate};
+
+mod head; // heads that mean two things
+mod preface; // first bytes in time
+mod stall; // answers that nobody takes
+
 use preface::PrefaceInTime;
+use stall::NoStall;
 
 /// Where a request came from: in the extensions of every request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
-/// A client has this long to send the head of a request.
-const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+/// In the extensions of every request that came by TLS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByTls;
 
 /// A connection that speaks HTTP/2 is asked this often whether it is alive.
 const PING_EVERY: Duration = Duration::from_secs(20);
 
-const HTTP2_STREAMS_MAX: u32 = 100;
-const HTTP2_HEADERS_MAX: u32 = 16 << 10;
+/// What a client may send ahead on one stream, and on all of a connection.
+const HTTP2_STREAM_WINDOW: u32 = 64 << 10;
+const HTTP2_CONNECTION_WINDOW: u32 = 1 << 20;
+
+/// How often a connection may make us reset its streams before it is closed.
+const HTTP2_ERRORS_MAX: usize = 128;
 
 /// Answers requests.
 pub(crate) trait Answer: Clone + Send + Sync + 'static {
@@ -51,26 +65,41 @@ pub(crate) trait Answer: Clone + Send + Sync + 'static {
 /// A listener at work.
 pub(crate) struct Listening {
     pub(crate) address: SocketAddr,
-    stop: oneshot::Sender<()>,
+    stop: watch::Sender<()>,
     accepting: JoinHandle<GracefulShutdown>,
 }
 
 impl Listening {
-    /// Takes connections on an address.
+    /// Takes connections on an address, without TLS and with the usual limits.
     pub(crate) async fn bind(address: SocketAddr, answer: impl Answer) -> Result<Listening> {
+        Self::bind_with(address, answer, Limits::default(), None).await
+    }
+
+    /// Takes connections on an address. With a certificate, clients have to speak TLS.
+    pub(crate) async fn bind_with(
+        address: SocketAddr,
+        answer: impl Answer,
+        limits: Limits,
+        certificate: Option<Arc<Certificate>>,
+    ) -> Result<Listening> {
         let listener = TcpListener::bind(address).await.with_context(|| {
             format!(
                 "cannot listen on {address}; is something else using it? choose another address"
             )
         })?;
-        Ok(Self::on(listener, answer)?)
+        Ok(Self::on(listener, answer, limits, certificate)?)
     }
 
-    /// Takes connections on an open socket.
-    pub(crate) fn on(listener: TcpListener, answer: impl Answer) -> io::Result<Listening> {
+    fn on(
+        listener: TcpListener,
+        answer: impl Answer,
+        limits: Limits,
+        certificate: Option<Arc<Certificate>>,
+    ) -> io::Result<Listening> {
         let address = listener.local_addr()?;
-        let (stop, stopped) = oneshot::channel();
-        let accepting = tokio::spawn(accept(listener, answer, stopped));
+        let (stop, stopped) = watch::channel(());
+        let door = Door { answer, limits, certificate, server: Arc::new(server(&limits)) };
+        let accepting = tokio::spawn(accept(listener, door, stopped));
         Ok(Listening { address, stop, accepting })
     }
 
@@ -86,64 +115,138 @@ impl Listening {
     }
 }
 
+/// What every connection of a listener shares.
+#[derive(Clone)]
+struct Door<A> {
+    answer: A,
+    limits: Limits,
+    certificate: Option<Arc<Certificate>>,
+    server: Arc<auto::Builder<TokioExecutor>>,
+}
+
 async fn accept(
     listener: TcpListener,
-    answer: impl Answer,
-    mut stopped: oneshot::Receiver<()>,
+    door: Door<impl Answer>,
+    mut stopped: watch::Receiver<()>,
 ) -> GracefulShutdown {
     let connections = GracefulShutdown::new();
-    let server = server();
+    let places = Arc::new(Semaphore::new(door.limits.connections_max));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = &mut stopped => return connections,
+            _ = stopped.changed() => return connections,
         };
-        match accepted {
-            Ok((stream, peer)) => serve(&server, &connections, stream, peer, answer.clone()),
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Too many open files, or a connection that is gone already: the next may do.
                 warn!(%error, "a connection could not be accepted");
                 sleep(Duration::from_millis(50)).await;
+                continue;
             }
+        };
+        // Closed at once, so that the client or its balancer can go elsewhere.
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            warn!("a connection was closed: limits.connections are open");
+            continue;
+        };
+        let (door, watcher, stopped) = (door.clone(), connections.watcher(), stopped.clone());
+        tokio::spawn(async move {
+            door.take(stream, peer, watcher, stopped).await;
+            drop(place);
+        });
+    }
+}
+
+impl<A: Answer> Door<A> {
+    async fn take(
+        self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        watcher: Watcher,
+        mut stopped: watch::Receiver<()>,
+    ) {
+        // Small answers are to leave at once. A socket that cannot be told so still works.
+        let _ = stream.set_nodelay(true);
+        let Some(certificate) = &self.certificate else {
+            return self.serve(stream, peer, watcher).await;
+        };
+        let acceptor = TlsAcceptor::from(certificate.current());
+        let handshake = timeout(self.limits.head_time_max, acceptor.accept(stream));
+        let shaken = tokio::select! {
+            shaken = handshake => shaken,
+            // Nothing was asked yet.
+            _ = stopped.changed() => return,
+        };
+        match shaken {
+            Ok(Ok(stream)) => self.serve(stream, peer, watcher).await,
+            Ok(Err(error)) => debug!(%error, "a TLS handshake failed"),
+            Err(_) => debug!("a TLS handshake did not end in time"),
+        }
+    }
+
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        peer: SocketAddr,
+        watcher: Watcher,
+    ) {
+        let Door { answer, limits, certificate, server } = self;
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            let extensions = request.extensions_mut();
+            extensions.insert(Peer(peer));
+            if certificate.is_some() {
+                extensions.insert(ByTls);
+            }
+            let answer = answer.clone();
+            async move {
+                Ok::<_, Infallible>(match head::refusal(&request, &limits) {
+                    None => answer.answer(request).await.map(Either::Right),
+                    Some(status) => refused(status, request.version()).map(Either::Left),
+                })
+            }
+        });
+        let stream = NoStall::new(stream, limits.stall_time_max);
+        let stream = TokioIo::new(PrefaceInTime::new(stream, limits.head_time_max));
+        let connection = server.serve_connection_with_upgrades(stream, service);
+        if let Err(error) = watcher.watch(connection).await {
+            debug!(error, "a connection ended with an error");
         }
     }
 }
 
-fn server() -> auto::Builder<TokioExecutor> {
+/// The body is not read, so that the connection has to end.
+fn refused(status: StatusCode, version: Version) -> Response<Empty<Bytes>> {
+    let mut response = Response::new(Empty::new());
+    *response.status_mut() = status;
+    if version < Version::HTTP_2 {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
     let mut server = auto::Builder::new(TokioExecutor::new());
-    server.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME_MAX);
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_time_max)
+        .max_headers(limits.headers_max)
+        // A head has to fit into the buffer.
+        .max_buf_size(limits.head_bytes_max);
+    let head_bytes_max = u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX);
     server
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_EVERY)
-        .max_concurrent_streams(HTTP2_STREAMS_MAX)
-        .max_header_list_size(HTTP2_HEADERS_MAX);
+        .max_concurrent_streams(limits.http2_streams_max)
+        .max_pending_accept_reset_streams(limits.http2_resets_max)
+        .max_local_error_reset_streams(HTTP2_ERRORS_MAX)
+        .initial_stream_window_size(HTTP2_STREAM_WINDOW)
+        .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
+        .max_header_list_size(head_bytes_max);
     server
-}
-
-fn serve(
-    server: &auto::Builder<TokioExecutor>,
-    connections: &GracefulShutdown,
-    stream: TcpStream,
-    peer: SocketAddr,
-    answer: impl Answer,
-) {
-    // Small answers are to leave at once. A socket that cannot be told so still works.
-    let _ = stream.set_nodelay(true);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(Peer(peer));
-        let response = answer.clone().answer(request);
-        async move { Ok::<_, Infallible>(response.await) }
-    });
-    let stream = TokioIo::new(PrefaceInTime::new(stream, HEAD_TIME_MAX));
-    let connection = server.serve_connection(stream, service).into_owned();
-    let connection = connections.watch(connection);
-    tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            debug!(error, "a connection ended with an error");
-        }
-    });
 }
 
 #[cfg(test)]
@@ -155,6 +258,8 @@ mod tests {
 
     use super::*;
 
+    const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
+
     async fn hello(_request: Request<Incoming>) -> Result<Response<String>, Infallible> {
         Ok(Response::new("hello".to_owned()))
     }
@@ -164,7 +269,7 @@ mod tests {
         let (mut client, stream) = duplex(1 << 10);
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.expect("written");
         let begun = Instant::now();
-        let server = server();
+        let server = server(&Limits::default());
         let ended = server.serve_connection(TokioIo::new(stream), service_fn(hello)).await;
         assert!(ended.is_err());
         assert_eq!(begun.elapsed(), HEAD_TIME_MAX);
@@ -173,7 +278,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_is_slow_but_in_time_is_answered() {
         let (mut client, stream) = duplex(1 << 10);
-        let server = server();
+        let server = server(&Limits::default());
         let serving = server.serve_connection(TokioIo::new(stream), service_fn(hello));
         let asking = async {
             client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.expect("written");

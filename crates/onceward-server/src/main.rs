@@ -5,6 +5,7 @@
 mod cli; // what was asked for
 mod config; // the TOML file and the flags, made one, and what is refused
 mod store; // store URLs, opened
+mod tls; // certificates
 mod listener; // connections in: hyper with time limits, and a clean stop
 mod gateway; // requests through the engine to upstream and back
 mod admin; // /livez, /readyz, /metrics

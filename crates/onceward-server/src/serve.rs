@@ -18,9 +18,10 @@ use crate::{
     admin::{self, Admin},
     cli::ServeArgs,
     config::Config,
-    gateway::{Gateway, Rewrite, Setup, Upstream},
+    gateway::{Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
+    tls::Certificate,
 };
 
 /// What runs has this long to finish once the process was told to stop.
@@ -62,6 +63,7 @@ pub(crate) struct Running {
     gateway_listening: Listening,
     admin: Admin,
     admin_listening: Listening,
+    certificate: Option<Arc<Certificate>>,
 }
 
 impl Running {
@@ -71,10 +73,17 @@ impl Running {
         let engine = Engine::new(Arc::clone(&store.store), routes, settings(config));
         let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
-        let gateway = Gateway::new(set_up(config, Arc::clone(&engine)));
+        let gateway = Gateway::new(set_up(config, Arc::clone(&engine))?, &config.limits);
+        let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
         let admin = Admin::new(Arc::clone(&store.store), metrics);
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
-        let gateway_listening = Listening::bind(config.listen, gateway.clone()).await?;
+        let gateway_listening = Listening::bind_with(
+            config.listen,
+            gateway.clone(),
+            config.limits,
+            certificate.clone(),
+        )
+        .await?;
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
             listen = %gateway_listening.address,
@@ -85,7 +94,16 @@ impl Running {
             "serving"
         );
         let config = config.clone();
-        Ok(Running { config, engine, store, gateway, gateway_listening, admin, admin_listening })
+        Ok(Running {
+            config,
+            engine,
+            store,
+            gateway,
+            gateway_listening,
+            admin,
+            admin_listening,
+            certificate,
+        })
     }
 
     /// Reads the configuration anew. Either all of it holds from the next request on, or nothing of
@@ -98,6 +116,8 @@ impl Running {
             ("gateway.admin", config.admin != self.config.admin),
             ("store.url", config.store != self.config.store),
             ("scope.from", config.scope.name() != self.config.scope.name()),
+            ("[tls]", config.tls != self.config.tls),
+            ("[limits]", config.limits != self.config.limits),
         ];
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect();
@@ -109,7 +129,11 @@ impl Running {
              it needs a restart with --accept-identity-change"
         );
         let engine = Arc::new(engine);
-        self.gateway.set_up(set_up(&config, Arc::clone(&engine)));
+        let setup = set_up(&config, Arc::clone(&engine))?;
+        if let Some(certificate) = &self.certificate {
+            certificate.reload()?;
+        }
+        self.gateway.set_up(setup);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
         Ok(())
@@ -145,14 +169,21 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// What the gateway works with under a configuration.
-fn set_up(config: &Config, engine: Arc<Engine>) -> Setup {
-    Setup {
+fn set_up(config: &Config, engine: Arc<Engine>) -> Result<Setup> {
+    let to_upstream = &config.to_upstream;
+    let upstream = Upstream::new(config.upstream.clone(), to_upstream, config.max_execution)?;
+    Ok(Setup {
         engine,
-        upstream: Arc::new(Upstream::new(config.upstream.clone(), config.max_execution)),
-        rewrite: Rewrite::new(config.proxies.clone()),
+        upstream: Arc::new(upstream),
+        rewrite: Rewrite::new(config.proxies.clone(), to_upstream.makes_traceparent),
+        pace: Pace {
+            stall_max: config.limits.stall_time_max,
+            first_byte_max: to_upstream.first_byte_time_max,
+            total_max: to_upstream.total_time_max,
+        },
         routes: config.routes.clone(),
         cors: config.cors.clone(),
-    }
+    })
 }
 
 /// A store that another process holds, or that is only just coming up, has this long at the start.
@@ -215,7 +246,8 @@ pub(crate) fn stop_signal() -> Result<impl Future<Output = ()>> {
 fn announce(running: &Running) {
     let mut stdout = std::io::stdout().lock();
     // Nobody has to read it.
-    let _ = writeln!(stdout, "listening on http://{}", running.address());
+    let scheme = if running.certificate.is_some() { "https" } else { "http" };
+    let _ = writeln!(stdout, "listening on {scheme}://{}", running.address());
     let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
     let _ = stdout.flush();
 }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{secret::Text, suggest};
+use super::{secret::Text, suggest, transport};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -41,6 +41,15 @@ pub(crate) struct File {
     /// Rules for some requests. The first route that matches wins.
     #[serde(default, rename = "route")]
     pub(crate) routes: Vec<Route>,
+    /// TLS towards clients.
+    #[serde(default)]
+    pub(crate) tls: transport::TlsFile,
+    /// How upstream is spoken to.
+    #[serde(default)]
+    pub(crate) upstream: transport::UpstreamFile,
+    /// What clients may take up.
+    #[serde(default)]
+    pub(crate) limits: transport::LimitsFile,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -55,9 +55,16 @@ fn flags_override_the_file() {
 }
 
 #[test]
+fn upstreams_with_and_without_tls_are_taken() {
+    for url in ["http://bank:3000", "https://bank", "https://[::1]:3000/api"] {
+        let args = ServeArgs { upstream: Some(url.to_owned()), ..ServeArgs::default() };
+        assert!(Config::resolve(args, File::default()).is_ok(), "{url}");
+    }
+}
+
+#[test]
 fn upstreams_that_cannot_be_served_are_refused() {
     for (url, part) in [
-        ("https://bank", "only http"),
         ("ftp://bank", "not a URL"),
         ("bank:3000", "not a URL"),
         ("/charges", "not a URL"),

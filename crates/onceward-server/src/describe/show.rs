@@ -9,7 +9,7 @@ use onceward::{
 use serde_json::{Map, Value, json};
 
 use super::table::columns;
-use crate::config::{Config, ON_5XX, Route, StoreUrl};
+use crate::config::{Config, KeyPair, Limits, ON_5XX, Route, StoreUrl, UpstreamSettings};
 
 /// Settings by their name in the file, in its order.
 type Settings = Vec<(&'static str, Value)>;
@@ -49,6 +49,45 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
         ),
         ("key", key(&config.key_rules)),
         ("defaults", defaults),
+        ("tls", tls(config.tls.as_ref())),
+        ("upstream", upstream(&config.to_upstream)),
+        ("limits", limits(&config.limits)),
+    ]
+}
+
+fn tls(pair: Option<&KeyPair>) -> Settings {
+    vec![
+        ("cert_file", json!(pair.map(|pair| &pair.cert_file))),
+        ("key_file", json!(pair.map(|pair| &pair.key_file))),
+    ]
+}
+
+fn upstream(settings: &UpstreamSettings) -> Settings {
+    let client = settings.client.as_ref();
+    let traceparent = if settings.makes_traceparent { "make" } else { "pass" };
+    vec![
+        ("http2", json!(settings.http2)),
+        ("ca_file", json!(settings.ca_file)),
+        ("client_cert_file", json!(client.map(|pair| &pair.cert_file))),
+        ("client_key_file", json!(client.map(|pair| &pair.key_file))),
+        ("connect_timeout", json!(duration(settings.connect_time_max))),
+        ("first_byte_timeout", json!(duration(settings.first_byte_time_max))),
+        ("total_timeout", json!(settings.total_time_max.map(duration))),
+        ("traceparent", json!(traceparent)),
+    ]
+}
+
+fn limits(limits: &Limits) -> Settings {
+    vec![
+        ("headers", json!(limits.headers_max)),
+        ("head_bytes", json!(limits.head_bytes_max)),
+        ("connections", json!(limits.connections_max)),
+        ("buffered_bytes", json!(limits.buffered_bytes_max)),
+        ("head_timeout", json!(duration(limits.head_time_max))),
+        ("body_timeout", json!(duration(limits.body_time_max))),
+        ("stall_timeout", json!(duration(limits.stall_time_max))),
+        ("http2_streams", json!(limits.http2_streams_max)),
+        ("http2_resets", json!(limits.http2_resets_max)),
     ]
 }
 

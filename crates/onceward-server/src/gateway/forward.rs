@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, request::Parts};
-use hyper::body::Incoming;
 use onceward::{
     Operation,
     engine::{Captured, Execution, Handler},
@@ -13,7 +12,7 @@ use onceward::{
 };
 use tokio::time::timeout;
 
-use super::{Failure, Rewrite, Upstream};
+use super::{Failure, Rewrite, Trailers, Upstream, budget::Room, paced::Paced};
 
 pub(super) struct Forward {
     pub(super) upstream: Arc<Upstream>,
@@ -23,12 +22,14 @@ pub(super) struct Forward {
     pub(super) body: Bytes,
     pub(super) reply_cap: usize,
     pub(super) patience: Duration,
+    /// For the body, as long as it is needed.
+    pub(super) room: Room,
 }
 
 impl Handler for Forward {
-    type Rest = Body<Incoming>;
+    type Rest = Body<Paced>;
 
-    async fn run(self, operation: Operation) -> Execution<Body<Incoming>> {
+    async fn run(self, operation: Operation) -> Execution<Body<Paced>> {
         let patience = self.patience;
         let too_slow = Execution::NoFullAnswer {
             status: StatusCode::GATEWAY_TIMEOUT,
@@ -39,7 +40,7 @@ impl Handler for Forward {
 }
 
 impl Forward {
-    async fn forward(mut self, operation: Operation) -> Execution<Body<Incoming>> {
+    async fn forward(mut self, operation: Operation) -> Execution<Body<Paced>> {
         let attempt = operation.attempt_number();
         if attempt > 1 {
             self.parts.headers.insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
@@ -54,14 +55,20 @@ impl Forward {
                 self.parts.headers.insert(name, value);
             }
         }
-        let sent = self.upstream.send(self.parts, self.body, || operation.may_act());
-        let response = match sent.await {
+        let sent = self.upstream.send(self.parts, Body::full(self.body), || operation.may_act());
+        let sent = sent.await;
+        drop(self.room);
+        let response = match sent {
             Ok(response) => response,
             Err(Failure::NeverSent { why }) => return Execution::NeverSent { why },
-            Err(Failure::NoFullAnswer { why }) => return no_full_answer(why),
+            Err(Failure::NoFullAnswer { status, why }) => {
+                return Execution::NoFullAnswer { status, why };
+            }
+            // The body is in memory, so that this cannot be; and if it were, a part was sent.
+            Err(Failure::ClientBrokeOff { .. }) => return no_full_answer("request_was_cut_off"),
         };
-        let (parts, body) = self.rewrite.response(response).into_parts();
-        match collect(body, self.reply_cap).await {
+        let (parts, body) = self.rewrite.response(response, Trailers::Drop).into_parts();
+        match collect(Paced::free(body), self.reply_cap).await {
             // We did not offer to take trailers (`TE` is stripped), so that they may be dropped, for
             // the first caller as for every retry.
             Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(body)),
@@ -73,6 +80,6 @@ impl Forward {
     }
 }
 
-fn no_full_answer(why: &'static str) -> Execution<Body<Incoming>> {
+fn no_full_answer(why: &'static str) -> Execution<Body<Paced>> {
     Execution::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why }
 }

@@ -1,19 +1,24 @@
 //! Headers on their way through: what belongs to one connection is stripped, what upstream has to
 //! know about the client is added, and nobody speaks in our name.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, Version,
     header::{
-        CONNECTION, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-        TRANSFER_ENCODING, UPGRADE,
+        CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+        TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
     request::Parts,
 };
 use onceward::reply::ONCEWARD_EXECUTED;
 
-use crate::{config::TrustedProxies, listener::Peer};
+use crate::{
+    config::TrustedProxies,
+    listener::{ByTls, Peer},
+};
+
+mod trace; // traceparent
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -28,44 +33,64 @@ const OURS: &str = "onceward-";
 #[derive(Clone, Debug)]
 pub(crate) struct Rewrite {
     proxies: TrustedProxies,
+    makes_traceparent: bool,
+}
+
+/// Whether what comes after a body is passed on too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trailers {
+    /// Both ways: the body is streamed.
+    Pass,
+    /// The body is buffered, and what is stored has none.
+    Drop,
 }
 
 impl Rewrite {
-    pub(crate) fn new(proxies: TrustedProxies) -> Self {
-        Rewrite { proxies }
+    pub(crate) fn new(proxies: TrustedProxies, makes_traceparent: bool) -> Self {
+        Rewrite { proxies, makes_traceparent }
     }
 
     /// The head of a request as upstream is to see it.
-    pub(super) fn request(&self, asked: &Parts, peer: Option<Peer>) -> Parts {
+    pub(super) fn request(&self, asked: &Parts, trailers: Trailers) -> Parts {
+        let peer = asked.extensions.get::<Peer>().copied();
+        let scheme = if asked.extensions.get::<ByTls>().is_some() { "https" } else { "http" };
         let mut parts = asked.clone();
         // What the server put there for itself is of no use to the client.
         parts.extensions = http::Extensions::new();
         parts.version = Version::HTTP_11;
         let headers = &mut parts.headers;
-        strip_hop_by_hop(headers);
+        let takes_trailers = trailers == Trailers::Pass && names(headers, &TE, "trailers");
+        strip_hop_by_hop(headers, trailers);
+        if takes_trailers {
+            headers.insert(TE, HeaderValue::from_static("trailers"));
+        }
         // We answered it, or have the whole body already.
         headers.remove(EXPECT);
         headers.remove(PROXY_AUTHORIZATION);
         strip_ours(headers, None);
-        // HTTP/2 names the host in the address.
-        if !headers.contains_key(HOST)
-            && let Some(authority) = asked.uri.authority()
+        strip_lookalikes(headers);
+        join_cookies(headers);
+        // An address that names its host decides (RFC 9112, 3.2.2), as it does in HTTP/2.
+        if let Some(authority) = asked.uri.authority()
             && let Ok(host) = HeaderValue::from_str(authority.as_str())
         {
             headers.insert(HOST, host);
         }
         if let Some(Peer(peer)) = peer {
-            self.forwarded(headers, peer.ip().to_canonical());
+            self.forwarded(headers, peer, scheme);
+        }
+        if self.makes_traceparent {
+            trace::ensure(headers);
         }
         parts
     }
 
     /// A response as the client is to see it.
-    pub(super) fn response<B>(&self, response: Response<B>) -> Response<B> {
+    pub(super) fn response<B>(&self, response: Response<B>, trailers: Trailers) -> Response<B> {
         let (mut parts, body) = response.into_parts();
         parts.extensions = http::Extensions::new();
         parts.version = Version::HTTP_11;
-        strip_hop_by_hop(&mut parts.headers);
+        strip_hop_by_hop(&mut parts.headers, trailers);
         // Upstream's word on whether it acted is for the engine, which removes it.
         strip_ours(&mut parts.headers, Some(&ONCEWARD_EXECUTED));
         Response::from_parts(parts, body)
@@ -73,13 +98,14 @@ impl Rewrite {
 
     /// Says where the request came from. What a peer says about those before it is kept in the list
     /// of addresses, and otherwise believed only of trusted proxies.
-    fn forwarded(&self, headers: &mut HeaderMap, peer: IpAddr) {
+    fn forwarded(&self, headers: &mut HeaderMap, peer: SocketAddr, scheme: &'static str) {
+        let peer = peer.ip().to_canonical();
         if let Ok(peer) = HeaderValue::from_str(&peer.to_string()) {
             headers.append(&X_FORWARDED_FOR, peer);
         }
         let trusted = self.proxies.contain(peer);
         if !trusted || !headers.contains_key(&X_FORWARDED_PROTO) {
-            headers.insert(&X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+            headers.insert(&X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
         }
         if !trusted || !headers.contains_key(&X_FORWARDED_HOST) {
             match headers.get(HOST).cloned() {
@@ -87,11 +113,34 @@ impl Rewrite {
                 None => headers.remove(&X_FORWARDED_HOST),
             };
         }
+        // Upstream may believe the standard header before the others: it is continued where a
+        // trusted proxy began it, and taken away where anybody could have.
+        if !trusted {
+            headers.remove(FORWARDED);
+        } else if headers.contains_key(FORWARDED)
+            && let Ok(ours) = HeaderValue::from_str(&forwarded_element(peer, scheme))
+        {
+            headers.append(FORWARDED, ours);
+        }
     }
 }
 
+/// RFC 7239: an address of IPv6 has brackets and quotes.
+fn forwarded_element(peer: IpAddr, scheme: &str) -> String {
+    match peer {
+        IpAddr::V4(peer) => format!("for={peer};proto={scheme}"),
+        IpAddr::V6(peer) => format!("for=\"[{peer}]\";proto={scheme}"),
+    }
+}
+
+/// Whether one of the values of a list is this word.
+pub(super) fn names(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(word))
+}
+
 /// Headers that belong to one connection (RFC 9110, 7.6.1), and those that `Connection` names.
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
+fn strip_hop_by_hop(headers: &mut HeaderMap, trailers: Trailers) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -104,15 +153,18 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
     for name in named {
         headers.remove(name);
     }
-    for name in [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE] {
+    for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE] {
         headers.remove(name);
+    }
+    if trailers == Trailers::Drop {
+        headers.remove(TRAILER);
     }
     headers.remove(&KEEP_ALIVE);
     headers.remove(&PROXY_CONNECTION);
 }
 
 /// End-to-end whatever `Connection` says.
-const MUST_STAY: [&str; 8] = [
+const MUST_STAY: [&str; 11] = [
     "host",
     "authorization",
     "cookie",
@@ -120,8 +172,38 @@ const MUST_STAY: [&str; 8] = [
     "content-length",
     "content-type",
     "content-encoding",
+    "forwarded",
     "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
 ];
+
+/// Some servers make one name of `X_Account` and `X-Account`. The first must not speak for the
+/// second, nor for what we decide by.
+fn strip_lookalikes(headers: &mut HeaderMap) {
+    let is_lookalike = |name: &&HeaderName| {
+        if !name.as_str().contains('_') {
+            return false;
+        }
+        let meant = name.as_str().replace('_', "-");
+        meant.starts_with(OURS)
+            || MUST_STAY.contains(&meant.as_str())
+            || headers.contains_key(meant.as_str())
+    };
+    for name in headers.keys().filter(is_lookalike).cloned().collect::<Vec<_>>() {
+        headers.remove(name);
+    }
+}
+
+/// HTTP/2 may send cookies in pieces, HTTP/1.1 may not (RFC 9113, 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let pieces: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if pieces.len() > 1
+        && let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, whole);
+    }
+}
 
 fn strip_ours(headers: &mut HeaderMap, but: Option<&HeaderName>) {
     let ours = headers.keys().filter(|name| name.as_str().starts_with(OURS) && Some(*name) != but);
@@ -131,89 +213,4 @@ fn strip_ours(headers: &mut HeaderMap, but: Option<&HeaderName>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use http::Request;
-
-    use super::*;
-
-    fn through(headers: &[(&str, &str)], peer: &str) -> HeaderMap {
-        let mut request = Request::post("/charges");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let (parts, ()) = request.body(()).expect("valid").into_parts();
-        let peer = Peer(format!("{peer}:4711").parse().expect("address"));
-        Rewrite::new(TrustedProxies::default()).request(&parts, Some(peer)).headers
-    }
-
-    fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
-        headers.get_all(name).iter().map(|value| value.to_str().expect("text")).collect()
-    }
-
-    #[test]
-    fn what_belongs_to_one_connection_is_stripped_and_the_rest_stays() {
-        let headers = through(
-            &[
-                ("connection", "close, x-hop"),
-                ("x-hop", "1"),
-                ("keep-alive", "timeout=5"),
-                ("te", "trailers"),
-                ("transfer-encoding", "chunked"),
-                ("upgrade", "websocket"),
-                ("expect", "100-continue"),
-                ("x-stays", "1"),
-                ("x-stays", "2"),
-                ("idempotency-key", "\"k\""),
-            ],
-            "127.0.0.1",
-        );
-        for name in ["connection", "x-hop", "keep-alive", "te", "transfer-encoding", "upgrade"] {
-            assert!(!headers.contains_key(name), "{name}");
-        }
-        assert!(!headers.contains_key("expect"));
-        assert_eq!(values(&headers, "x-stays"), ["1", "2"]);
-        assert_eq!(values(&headers, "idempotency-key"), ["\"k\""]);
-    }
-
-    #[test]
-    fn connection_cannot_take_away_the_credential_or_the_key() {
-        let given = [("connection", "authorization, idempotency-key"), ("authorization", "a")];
-        let headers = through(&given, "127.0.0.1");
-        assert_eq!(values(&headers, "authorization"), ["a"]);
-    }
-
-    #[test]
-    fn nobody_speaks_in_our_name() {
-        let headers = through(&[("onceward-attempt", "7"), ("onceward-fence", "1")], "127.0.0.1");
-        assert!(headers.keys().all(|name| !name.as_str().starts_with("onceward-")));
-        let response = Response::builder()
-            .header("onceward-outcome", "replayed")
-            .header("onceward-executed", "no")
-            .header("connection", "x-a")
-            .header("x-a", "1")
-            .header("etag", "\"1\"");
-        let response = response.body(()).expect("valid");
-        let response = Rewrite::new(TrustedProxies::default()).response(response);
-        let mut left: Vec<&str> = response.headers().keys().map(HeaderName::as_str).collect();
-        left.sort_unstable();
-        assert_eq!(left, ["etag", "onceward-executed"]);
-    }
-
-    #[test]
-    fn upstream_learns_where_a_request_came_from() {
-        let said = [
-            ("host", "shop.example"),
-            ("x-forwarded-for", "203.0.113.7"),
-            ("x-forwarded-proto", "https"),
-            ("x-forwarded-host", "other.example"),
-        ];
-        let of_proxy = through(&said, "127.0.0.1");
-        assert_eq!(values(&of_proxy, "x-forwarded-for"), ["203.0.113.7", "127.0.0.1"]);
-        assert_eq!(values(&of_proxy, "x-forwarded-proto"), ["https"]);
-        assert_eq!(values(&of_proxy, "x-forwarded-host"), ["other.example"]);
-        let of_stranger = through(&said, "198.51.100.1");
-        assert_eq!(values(&of_stranger, "x-forwarded-for"), ["203.0.113.7", "198.51.100.1"]);
-        assert_eq!(values(&of_stranger, "x-forwarded-proto"), ["http"]);
-        assert_eq!(values(&of_stranger, "x-forwarded-host"), ["shop.example"]);
-    }
-}
+mod tests;

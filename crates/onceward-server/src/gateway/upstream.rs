@@ -1,139 +1,370 @@
 //! The client to upstream, and what its errors prove.
 //!
 //! The one question that matters: may any byte of the request have been written? If not, it is known
-//! that nothing was done. If so, it is never sent again.
+//! that nothing was done. If so, it is never sent again. hyper answers it: a request that was not
+//! begun is handed back. Connections are kept here, so that nobody else decides to send anything.
 
-use std::{error::Error as _, time::Duration};
-
-use bytes::Bytes;
-use http::{Request, Response, Uri, request::Parts, uri};
-use http_body::Body as _;
-use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{
-        Client, Error,
-        connect::{Connect, HttpConnector},
+use std::{
+    error::Error as _,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
     },
-    rt::{TokioExecutor, TokioTimer},
+    time::Duration,
 };
+
+use anyhow::Result;
+use http::{
+    HeaderValue, Request, Response, StatusCode, Uri,
+    header::{CONNECTION, HOST, TE},
+    request::Parts,
+    uri::{self, Authority},
+};
+use hyper::{
+    body::Incoming,
+    client::conn::{TrySendError, http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use onceward::tower::Body;
+use tokio::{
+    sync::Mutex,
+    time::{MissedTickBehavior, interval, timeout},
+};
+use tracing::{debug, warn};
+
+use super::paced::{Paced, is_too_slow};
+use crate::config::UpstreamSettings;
+
+mod dial; // new connections
+mod pool; // connections that are used again
+
+use dial::{Dial, Network, Protocol};
+use pool::{Pool, Sender};
 
 /// A kept-alive connection is used again within this: upstreams close idle ones after 5 s and more,
 /// and a request that meets the closing may or may not have arrived.
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+/// A connection that speaks HTTP/2 and has requests under way is asked this often whether it lives.
+const PING_EVERY: Duration = Duration::from_secs(20);
+
+/// Of the head of an answer in HTTP/2.
+const HTTP2_HEAD_BYTES_MAX: u32 = 64 << 10;
+
+/// The body of a request to upstream.
+pub(crate) type Outgoing = Body<Paced>;
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// No byte of the request was written: nothing was done.
+    /// Upstream did not begin with the request: nothing was done.
     NeverSent { why: &'static str },
-    /// Some may have been: nobody knows.
-    NoFullAnswer { why: &'static str },
+    /// It may have: nobody knows. With the status for a client.
+    NoFullAnswer { status: StatusCode, why: &'static str },
+    /// The client did not send the body that it had promised, or not in time. Upstream has a part
+    /// of the request.
+    ClientBrokeOff { too_slow: bool },
+}
+
+impl Failure {
+    fn no_answer(why: &'static str) -> Self {
+        Failure::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why }
+    }
 }
 
 /// One upstream.
-pub(crate) struct Upstream<C = HttpConnector> {
+pub(crate) struct Upstream<D = Network> {
     base: Uri,
-    /// Connections that are used again.
-    kept_alive: Client<C, Body<Incoming>>,
-    /// A new connection for each request.
-    fresh: Client<C, Body<Incoming>>,
+    dial: D,
+    connect_time_max: Duration,
+    pool: Arc<Pool>,
+    /// Whether the next connection can probably be shared, and who makes it.
+    may_share: AtomicBool,
+    sharing: Mutex<()>,
 }
 
 impl Upstream {
     /// A connection has to be there in half of `max_execution`: an attempt that ran out of time
     /// while it still connected would be called unknown, though nothing was sent.
-    pub(crate) fn new(base: Uri, max_execution: Duration) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_TIME_MAX.min(max_execution / 2)));
-        connector.set_nodelay(true);
-        Self::through(connector, base)
+    pub(crate) fn new(
+        base: Uri,
+        settings: &UpstreamSettings,
+        max_execution: Duration,
+    ) -> Result<Self> {
+        let dial = Network::new(base.clone(), settings)?;
+        Ok(Self::through(dial, base, settings.connect_time_max.min(max_execution / 2)))
     }
 }
 
-impl<C: Connect + Clone + Send + Sync + 'static> Upstream<C> {
-    fn through(connector: C, base: Uri) -> Self {
-        let mut client = Client::builder(TokioExecutor::new());
-        // Whether a request may be sent again is decided here and nowhere else.
-        client.retry_canceled_requests(false);
-        client.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE_MAX);
-        let kept_alive = client.build(connector.clone());
-        let fresh = client.pool_max_idle_per_host(0).build(connector);
-        Upstream { base, kept_alive, fresh }
+impl<D: Dial> Upstream<D> {
+    fn through(dial: D, base: Uri, connect_time_max: Duration) -> Self {
+        let pool = Arc::<Pool>::default();
+        let pruned = Arc::downgrade(&pool);
+        tokio::spawn(async move {
+            let mut ticks = interval(IDLE_MAX);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            while let Some(pool) = pruned.upgrade() {
+                pool.prune();
+                drop(pool);
+                ticks.tick().await;
+            }
+        });
+        let may_share = AtomicBool::new(dial.may_share());
+        Upstream { base, dial, connect_time_max, pool, may_share, sharing: Mutex::default() }
     }
 
-    /// Sends a request whose body is in memory. If a kept-alive connection turns out to be closed
-    /// before anything was written, the request goes out on one new connection, if the attempt
-    /// still may act under its lease.
+    /// Sends a request. If a kept-alive connection turns out to be closed before anything was
+    /// written, the request goes out on one new connection, if the attempt still may act under its
+    /// lease.
     pub(crate) async fn send(
         &self,
-        mut parts: Parts,
-        body: Bytes,
+        parts: Parts,
+        body: Outgoing,
         may_act: impl Fn() -> bool,
     ) -> Result<Response<Incoming>, Failure> {
-        parts.uri = self.address(&parts.uri)?;
-        let request = || Request::from_parts(parts.clone(), Body::full(body.clone()));
-        match self.kept_alive.request(request()).await {
-            Ok(response) => Ok(response),
-            Err(error) if found_closed(&error) => {
-                // The wait may have outlasted the lease; a right that may be lost is not used.
-                if !may_act() {
-                    return Err(Failure::NeverSent { why: "lease_over_before_dispatch" });
-                }
-                self.fresh.request(request()).await.map_err(|error| proof(&error))
+        let in_time = || match may_act() {
+            true => Ok(()),
+            // The wait may have outlasted the lease; a right that may be lost is not used.
+            false => Err(Failure::NeverSent { why: "lease_over_before_dispatch" }),
+        };
+        let mut request = Request::from_parts(parts, body);
+        if let Some(kept) = self.pool.take() {
+            match self.send_on(kept, request).await {
+                Ok(response) => return expected(response),
+                Err(Unanswered::Failed(failure)) => return Err(failure),
+                Err(Unanswered::HandedBack(unsent)) => request = *unsent,
             }
-            Err(error) => Err(proof(&error)),
+            in_time()?;
+        }
+        let fresh = self.connect().await?;
+        in_time()?;
+        match self.send_on(fresh, request).await {
+            Ok(response) => expected(response),
+            Err(unanswered) => Err(unanswered.into()),
         }
     }
 
-    /// Sends an unprotected request as it comes. Only one without a body can have a second
-    /// connection, since a body is gone once it was handed over.
-    pub(crate) async fn send_streaming(
+    /// Sends a request that asks for another protocol, on a connection of its own. Its answer may
+    /// be 101.
+    pub(crate) async fn send_upgrade(
         &self,
-        mut parts: Parts,
-        body: Body<Incoming>,
+        parts: Parts,
+        body: Outgoing,
     ) -> Result<Response<Incoming>, Failure> {
-        parts.uri = self.address(&parts.uri)?;
-        let again = body.is_end_stream().then(|| parts.clone());
-        let first = self.kept_alive.request(Request::from_parts(parts, body));
-        match (first.await, again) {
-            (Ok(response), _) => Ok(response),
-            (Err(error), Some(parts)) if found_closed(&error) => {
-                let request = Request::from_parts(parts, Body::full(Bytes::new()));
-                self.fresh.request(request).await.map_err(|error| proof(&error))
-            }
-            (Err(error), _) => Err(proof(&error)),
-        }
+        let fresh = self.in_time(self.open(true)).await?;
+        let sent = self.send_on(fresh, Request::from_parts(parts, body)).await;
+        sent.map_err(Into::into)
     }
 
-    /// The client's path and query, behind the upstream's address.
-    fn address(&self, asked: &Uri) -> Result<Uri, Failure> {
+    async fn send_on(
+        &self,
+        sender: Sender,
+        request: Request<Outgoing>,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        let (mut parts, body) = request.into_parts();
+        let asked = parts.uri.clone();
+        let sent = match sender {
+            Sender::Http1(mut sender) => {
+                self.address_http1(&mut parts)?;
+                let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
+                if sent.is_ok() {
+                    self.keep(sender);
+                }
+                sent
+            }
+            Sender::Http2(mut sender, _under_way) => {
+                self.address_http2(&mut parts)?;
+                sender.try_send_request(Request::from_parts(parts, body)).await
+            }
+        };
+        sent.map_err(|error| Unanswered::of(error, asked))
+    }
+
+    /// Keeps a connection as soon as its answer has been read.
+    fn keep(&self, mut sender: http1::SendRequest<Outgoing>) {
+        if sender.is_ready() {
+            return self.pool.keep(sender);
+        }
+        let pool = Arc::clone(&self.pool);
+        tokio::spawn(async move {
+            if sender.ready().await.is_ok() {
+                pool.keep(sender);
+            }
+        });
+    }
+
+    /// A new connection, or one that somebody else has just made and shares.
+    async fn connect(&self) -> Result<Sender, Failure> {
+        self.in_time(async {
+            if !self.may_share.load(Ordering::Relaxed) {
+                return self.open(false).await;
+            }
+            let _one_at_a_time = self.sharing.lock().await;
+            match self.pool.take() {
+                Some(shared @ Sender::Http2(..)) => Ok(shared),
+                _ => self.open(false).await,
+            }
+        })
+        .await
+    }
+
+    async fn in_time(
+        &self,
+        opening: impl Future<Output = Result<Sender>>,
+    ) -> Result<Sender, Failure> {
+        let error = match timeout(self.connect_time_max, opening).await {
+            Ok(Ok(sender)) => return Ok(sender),
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_) => "it took too long".to_owned(),
+        };
+        warn!(error, "no connection to upstream");
+        Err(Failure::NeverSent { why: "upstream_unreachable" })
+    }
+
+    async fn open(&self, only_http1: bool) -> Result<Sender> {
+        let (stream, protocol) = self.dial.dial(only_http1).await?;
+        let stream = TokioIo::new(stream);
+        if protocol == Protocol::Http1 {
+            let (sender, connection) = http1::Builder::new().handshake(stream).await?;
+            tokio::spawn(async move {
+                if let Err(error) = connection.with_upgrades().await {
+                    debug!(%error, "a connection to upstream ended with an error");
+                }
+            });
+            if !only_http1 {
+                self.may_share.store(false, Ordering::Relaxed);
+            }
+            return Ok(Sender::Http1(sender));
+        }
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_EVERY)
+            .max_header_list_size(HTTP2_HEAD_BYTES_MAX);
+        let (sender, connection) = builder.handshake(stream).await?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                debug!(%error, "a connection to upstream ended with an error");
+            }
+        });
+        let under_way = Arc::new(());
+        self.pool.share(&sender, &under_way);
+        Ok(Sender::Http2(sender, under_way))
+    }
+
+    /// The client's path and query, behind the upstream's own path.
+    fn path(&self, asked: &Uri) -> Result<uri::PathAndQuery, Failure> {
         let prefix = self.base.path().trim_end_matches('/');
         let asked = asked.path_and_query().map_or("/", uri::PathAndQuery::as_str);
-        let mut parts = self.base.clone().into_parts();
         let wanted =
             if asked.starts_with('*') { "*".to_owned() } else { format!("{prefix}{asked}") };
-        parts.path_and_query = wanted.parse().ok();
-        Uri::from_parts(parts).map_err(|_| Failure::NeverSent { why: "address_not_usable" })
+        wanted.parse().map_err(|_| Failure::NeverSent { why: "address_not_usable" })
+    }
+
+    /// In HTTP/1.1 the host has a header of its own.
+    fn address_http1(&self, parts: &mut Parts) -> Result<(), Failure> {
+        parts.uri = self.path(&parts.uri)?.into();
+        if !parts.headers.contains_key(HOST)
+            && let Some(own) = self.base.authority()
+            && let Ok(own) = HeaderValue::from_str(own.as_str())
+        {
+            parts.headers.insert(HOST, own);
+        }
+        // It holds for this connection only, and HTTP/1.1 has to say so.
+        if parts.headers.contains_key(TE) {
+            parts.headers.insert(CONNECTION, HeaderValue::from_static("TE"));
+        }
+        Ok(())
+    }
+
+    /// In HTTP/2 the host is a part of the address, and there only. Nothing is said about
+    /// connections.
+    fn address_http2(&self, parts: &mut Parts) -> Result<(), Failure> {
+        parts.headers.remove(CONNECTION);
+        let host = parts.headers.remove(HOST);
+        let host = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
+        let mut address = self.base.clone().into_parts();
+        address.path_and_query = Some(self.path(&parts.uri)?);
+        address.authority = host.or(address.authority);
+        parts.uri = Uri::from_parts(address)
+            .map_err(|_| Failure::NeverSent { why: "address_not_usable" })?;
+        Ok(())
     }
 }
 
-/// The connection ended before the request was begun. hyper says so only when it hands the request
-/// back unwritten.
-fn found_closed(error: &Error) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref::<hyper::Error>());
-    source.is_some_and(hyper::Error::is_canceled)
+/// A request that was not answered.
+enum Unanswered {
+    /// Not begun, and here again as it was.
+    HandedBack(Box<Request<Outgoing>>),
+    Failed(Failure),
 }
 
-fn proof(error: &Error) -> Failure {
-    if error.is_connect() {
-        Failure::NeverSent { why: "upstream_unreachable" }
-    } else if found_closed(error) {
-        Failure::NeverSent { why: "upstream_closed_before_dispatch" }
-    } else {
-        Failure::NoFullAnswer { why: "upstream_gave_no_answer" }
+impl Unanswered {
+    fn of(mut error: TrySendError<Request<Outgoing>>, asked: Uri) -> Self {
+        match error.take_message() {
+            Some(request) => {
+                let (mut parts, body) = request.into_parts();
+                if !parts.headers.contains_key(HOST)
+                    && let Some(host) = parts.uri.authority()
+                    && let Ok(host) = HeaderValue::from_str(host.as_str())
+                {
+                    parts.headers.insert(HOST, host);
+                }
+                parts.uri = asked;
+                Unanswered::HandedBack(Box::new(Request::from_parts(parts, body)))
+            }
+            None => Unanswered::Failed(proof(error.error())),
+        }
+    }
+}
+
+impl From<Failure> for Unanswered {
+    fn from(failure: Failure) -> Self {
+        Unanswered::Failed(failure)
+    }
+}
+
+impl From<Unanswered> for Failure {
+    fn from(unanswered: Unanswered) -> Self {
+        match unanswered {
+            Unanswered::Failed(failure) => failure,
+            Unanswered::HandedBack(_) => {
+                Failure::NeverSent { why: "upstream_closed_before_dispatch" }
+            }
+        }
+    }
+}
+
+/// Nobody asked for another protocol.
+fn expected(response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
+    match response.status() {
+        StatusCode::SWITCHING_PROTOCOLS => Err(Failure::no_answer("upstream_switched_protocols")),
+        _ => Ok(response),
+    }
+}
+
+/// What is known of a request that was begun.
+fn proof(error: &hyper::Error) -> Failure {
+    // Of what hyper blames on us, the body that a client sends is all that can go wrong.
+    if error.is_user() {
+        return Failure::ClientBrokeOff { too_slow: is_too_slow(error) };
+    }
+    let source = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+    match source {
+        // RFC 9113, 8.7: a stream that was refused was not processed.
+        Some(reset)
+            if reset.is_reset()
+                && reset.is_remote()
+                && reset.reason() == Some(h2::Reason::REFUSED_STREAM) =>
+        {
+            Failure::NeverSent { why: "upstream_refused_the_stream" }
+        }
+        // h2 gives this error only to streams above the last one that upstream says it took.
+        Some(gone) if gone.is_go_away() && gone.is_remote() => {
+            Failure::NeverSent { why: "upstream_was_going_away" }
+        }
+        _ => Failure::no_answer("upstream_gave_no_answer"),
     }
 }
 

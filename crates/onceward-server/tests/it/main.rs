@@ -7,12 +7,17 @@ mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
+mod http2_faults; // upstreams that speak HTTP/2 and fail
+mod limits; // what clients may take up
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
+mod raw; // bytes that mean two things
 mod reloading; // SIGHUP
 mod refusing; // what does not start
 mod routes; // rules that differ from route to route
 mod shadow; // what would have been done
 mod stopping; // SIGTERM
+mod streaming; // trailers, consent, other protocols
+mod tls; // certificates, both sides
 mod torture; // killed, stopped and disconnected under load
 mod upstream_faults; // upstreams that fail in every way

@@ -33,7 +33,7 @@ fn unsafe_settings_are_refused_with_what_to_do() {
         (&["--scope", "header:X-Account", "--listen", "0.0.0.0:0"], "scope.trusted_proxies"),
         (&["--store", "memory:", "--listen", "0.0.0.0:0"], "use --store file:PATH"),
         (&["--admin", "0.0.0.0:0"], "use a loopback address"),
-        (&["--upstream", "https://bank"], "use an http:// address"),
+        (&["--upstream", "ftp://bank"], "not a URL such as http://"),
         (&["--upstream", "bank"], "not a URL such as http://"),
         (&["--profile", "strip"], "did you mean `stripe`?"),
         (&["--scope", "authorisation"], "did you mean `authorization`?"),

@@ -1,8 +1,10 @@
 //! Starting the binary, talking to it, and upstreams that do as they are told.
 
 mod client;
+pub(crate) mod frames;
 mod gate;
 mod gateway;
+pub(crate) mod tls;
 mod upstream;
 
 pub(crate) use client::{Answer, Connection, post, request, send};

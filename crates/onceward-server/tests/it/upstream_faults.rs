@@ -2,7 +2,7 @@
 //! how often did upstream see the request?
 
 use std::{
-    io::Read as _,
+    io::{Read as _, Write as _},
     net::TcpListener,
     sync::{
         Arc,
@@ -83,6 +83,16 @@ fn an_answer_that_may_hide_an_execution_is_unknown_and_never_sent_again() {
             "502",
         ),
         ("not HTTP", b"SSH-2.0-OpenSSH\r\n".to_vec(), "502"),
+        (
+            "two lengths that differ",
+            format!("{head}Content-Length: 2\r\nContent-Length: 5\r\n\r\nhello").into(),
+            "502",
+        ),
+        (
+            "a chunk of no size",
+            format!("{head}Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n").into(),
+            "502",
+        ),
     ];
     for (name, bytes, status) in faults {
         let closed = Gate::default();
@@ -114,6 +124,24 @@ fn a_connection_that_is_reset_after_bytes_were_written_is_unknown() {
         let mut first = [0; 1];
         let _ = stream.read_exact(&mut first);
         // Closing a socket with unread bytes resets the connection.
+        drop(stream);
+    });
+    let gateway = Gateway::before(upstream.address);
+    let first = post(gateway.address, KEY, "{\"amount\":1}", &[]);
+    assert_eq!(first.summary(), "502 idempotency_outcome_unknown");
+    assert_eq!(post(gateway.address, KEY, "{\"amount\":1}", &[]).summary(), UNKNOWN);
+    assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_connection_that_is_reset_in_the_middle_of_an_answer_is_unknown() {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    let upstream = Upstream::of_connections(move |_, mut stream| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        let mut first = [0; 1];
+        let _ = stream.read_exact(&mut first);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf");
         drop(stream);
     });
     let gateway = Gateway::before(upstream.address);

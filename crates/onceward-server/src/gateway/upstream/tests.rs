@@ -1,15 +1,7 @@
-use std::{
-    io,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::{future::Future, io};
 
+use bytes::Bytes;
 use http_body_util::BodyExt as _;
-use hyper::rt::{Read, ReadBufCursor, Write};
-use hyper_util::{
-    client::legacy::connect::{Connected, Connection},
-    rt::TokioIo,
-};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
     sync::mpsc,
@@ -18,26 +10,43 @@ use tokio::{
 
 use super::*;
 
-fn address(base: &str, asked: &str) -> String {
-    let upstream = Upstream::new(base.parse().expect(base), Duration::from_secs(30));
-    let asked: Uri = asked.parse().expect(asked);
-    upstream.address(&asked).expect("usable").to_string()
+async fn addresses(base: &str, asked: &str) -> [String; 2] {
+    let (ends, _servers) = mpsc::unbounded_channel();
+    let base: Uri = base.parse().expect(base);
+    let upstream = Upstream::through(Pipes(ends), base, Duration::from_secs(5));
+    let request = Request::get(asked).header(HOST, "shop");
+    let (mut http1, ()) = request.body(()).expect("valid").into_parts();
+    let mut http2 = http1.clone();
+    upstream.address_http1(&mut http1).expect("usable");
+    upstream.address_http2(&mut http2).expect("usable");
+    assert_eq!(http1.headers.get(HOST), Some(&HeaderValue::from_static("shop")));
+    assert!(!http2.headers.contains_key(HOST));
+    [http1.uri.to_string(), http2.uri.to_string()]
 }
 
 #[tokio::test]
 async fn the_path_and_query_are_passed_on_as_they_were_sent() {
-    let base = "http://bank:3000";
-    assert_eq!(address(base, "/a%2Fb//c?x=%20&x"), "http://bank:3000/a%2Fb//c?x=%20&x");
-    assert_eq!(address(base, "http://evil/charges"), "http://bank:3000/charges");
-    assert_eq!(address("http://bank/api/", "/v1"), "http://bank/api/v1");
-    assert_eq!(address("http://bank", "/"), "http://bank/");
+    for (base, asked, http1, http2) in [
+        (
+            "http://bank:3000",
+            "/a%2Fb//c?x=%20&x",
+            "/a%2Fb//c?x=%20&x",
+            "http://shop/a%2Fb//c?x=%20&x",
+        ),
+        ("http://bank:3000", "http://evil/charges", "/charges", "http://shop/charges"),
+        ("https://bank/api/", "/v1", "/api/v1", "https://shop/api/v1"),
+        ("http://bank", "/", "/", "http://shop/"),
+    ] {
+        assert_eq!(addresses(base, asked).await, [http1, http2]);
+    }
 }
 
 /// A kept-alive connection whose other end has gone, which nobody has noticed yet: all tasks are on
 /// this thread, and none ran since.
 async fn with_a_stale_connection() -> (Upstream<Pipes>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream = Upstream::through(Pipes(ends), Uri::from_static("http://bank"));
+    let upstream =
+        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
     let first = async { answered(send(&upstream, true).await).await };
     let server = async {
         let mut server = servers.recv().await.expect("a connection");
@@ -87,20 +96,21 @@ async fn a_new_connection_that_cannot_be_had_is_a_request_that_was_never_sent() 
 #[tokio::test]
 async fn a_request_of_which_a_byte_was_written_is_not_sent_again() {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream = Upstream::through(Pipes(ends), Uri::from_static("http://bank"));
+    let upstream =
+        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
     let server = async {
         let mut server = servers.recv().await.expect("a connection");
         server.read_u8().await.expect("the first byte");
     };
     let (sent, ()) = tokio::join!(send(&upstream, true), server);
     let failure = sent.expect_err("no answer");
-    assert_eq!(failure, Failure::NoFullAnswer { why: "upstream_gave_no_answer" });
+    assert_eq!(failure, Failure::no_answer("upstream_gave_no_answer"));
     assert!(servers.try_recv().is_err(), "no new connection");
 }
 
 async fn send(upstream: &Upstream<Pipes>, may_act: bool) -> Result<Response<Incoming>, Failure> {
     let (parts, ()) = Request::post("/charges").body(()).expect("valid").into_parts();
-    upstream.send(parts, Bytes::from_static(b"{}"), || may_act).await
+    upstream.send(parts, Body::full(Bytes::from_static(b"{}")), || may_act).await
 }
 
 async fn answered(response: Result<Response<Incoming>, Failure>) -> String {
@@ -120,58 +130,22 @@ async fn serve(server: &mut DuplexStream, body: &str) {
 }
 
 /// Connects by pipes in memory, and hands their other ends to the test.
-#[derive(Clone)]
 struct Pipes(mpsc::UnboundedSender<DuplexStream>);
 
-impl tower_service::Service<Uri> for Pipes {
-    type Response = Pipe;
-    type Error = io::Error;
-    type Future = std::future::Ready<io::Result<Pipe>>;
+impl Dial for Pipes {
+    type Stream = DuplexStream;
 
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _address: Uri) -> Self::Future {
+    fn dial(
+        &self,
+        _only_http1: bool,
+    ) -> impl Future<Output = io::Result<(DuplexStream, Protocol)>> + Send {
         let (client, server) = duplex(1 << 16);
         let refused = |_| io::ErrorKind::ConnectionRefused.into();
         let sent = self.0.send(server).map_err(refused);
-        std::future::ready(sent.map(|()| Pipe(TokioIo::new(client))))
-    }
-}
-
-struct Pipe(TokioIo<DuplexStream>);
-
-impl Connection for Pipe {
-    fn connected(&self) -> Connected {
-        Connected::new()
-    }
-}
-
-impl Read for Pipe {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
-    }
-}
-
-impl Write for Pipe {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        std::future::ready(sent.map(|()| (client, Protocol::Http1)))
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+    fn may_share(&self) -> bool {
+        false
     }
 }

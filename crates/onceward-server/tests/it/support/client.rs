@@ -64,6 +64,11 @@ impl Connection {
         Ok(line.trim_end().to_owned())
     }
 
+    /// What comes until the other side closes the connection.
+    pub(crate) fn read_to_end(&mut self, bytes: &mut Vec<u8>) -> io::Result<usize> {
+        self.0.read_to_end(bytes)
+    }
+
     /// The status and headers of an answer.
     pub(crate) fn read_head(&mut self) -> io::Result<Answer> {
         let status = self.read_line()?;

@@ -5,6 +5,8 @@ use std::{
     process::{Child, Command, ExitStatus, Stdio},
 };
 
+use tempfile::NamedTempFile;
+
 use super::eventually;
 
 /// The binary under test.
@@ -20,6 +22,8 @@ pub(crate) struct Gateway {
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
     log: File,
+    /// Read again on SIGHUP.
+    config: Option<NamedTempFile>,
 }
 
 impl Gateway {
@@ -30,25 +34,33 @@ impl Gateway {
 
     /// The same with more settings, as lines of TOML.
     pub(crate) fn with(upstream: SocketAddr, toml: &str) -> Gateway {
-        Self::with_lines(upstream, "", toml)
+        Self::with_lines(&format!("http://{upstream}"), "", toml)
     }
 
     /// The same with more lines under `[gateway]`.
     pub(crate) fn with_gateway(upstream: SocketAddr, lines: &str) -> Gateway {
-        Self::with_lines(upstream, lines, "")
+        Self::with_lines(&format!("http://{upstream}"), lines, "")
     }
 
-    fn with_lines(upstream: SocketAddr, gateway: &str, toml: &str) -> Gateway {
+    /// The same before an upstream that is given as a URL.
+    pub(crate) fn before_url(upstream: &str, toml: &str) -> Gateway {
+        Self::with_lines(upstream, "", toml)
+    }
+
+    fn with_lines(upstream: &str, gateway: &str, toml: &str) -> Gateway {
         let scope = if toml.contains("[scope]") { "" } else { "[scope]\nfrom = \"anonymous\"\n" };
         let store = if toml.contains("[store]") { "" } else { "[store]\nurl = \"memory:\"\n" };
-        let config = tempfile::NamedTempFile::new().expect("temporary file");
+        let config = NamedTempFile::new().expect("temporary file");
         let toml = format!(
-            "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n{gateway}{store}{scope}{toml}"
+            "config_version = 1\n[gateway]\nupstream = \"{upstream}\"\n{gateway}{store}{scope}{toml}"
         );
         std::fs::write(config.path(), toml).expect("written");
         let mut command = binary();
         command.env("RUST_LOG", "onceward=trace").args(["serve", "--config"]).arg(config.path());
-        Self::start(command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]))
+        let mut gateway =
+            Self::start(command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]));
+        gateway.config = Some(config);
+        gateway
     }
 
     /// A command that serves, and says where.
@@ -60,15 +72,16 @@ impl Gateway {
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut said = |what: &str| -> Option<SocketAddr> {
             let line = lines.next()?.ok()?;
-            Some(line.strip_prefix(what)?.parse().expect("address"))
+            let address = line.strip_prefix(what)?.split_once("://")?.1;
+            Some(address.parse().expect("address"))
         };
-        let address = said("listening on http://");
-        let admin = said("admin on http://");
+        let address = said("listening on ");
+        let admin = said("admin on ");
         let (Some(address), Some(admin)) = (address, admin) else {
             let _ = child.kill();
             panic!("the gateway did not start:\n{}", read(log));
         };
-        Gateway { child, address, admin, log }
+        Gateway { child, address, admin, log, config: None }
     }
 
     /// Sends a signal by name.
@@ -76,6 +89,15 @@ impl Gateway {
         let kill = format!("kill -{name} {}", self.child.id());
         let sent = Command::new("sh").args(["-c", &kill]).status().expect("sh");
         assert!(sent.success());
+    }
+
+    /// The most memory that the process has had so far, in KiB.
+    pub(crate) fn memory_peak(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("a process");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|peak| peak.trim().strip_suffix(" kB")).map(str::trim);
+        peak.and_then(|peak| peak.parse().ok()).expect("a number of KiB")
     }
 
     pub(crate) fn exit_status(&mut self) -> ExitStatus {

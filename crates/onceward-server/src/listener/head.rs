@@ -1,0 +1,81 @@
+//! Heads that are too large, or that two readers could understand differently, are refused before
+//! anybody reads them.
+
+use http::{Request, StatusCode, Version, header::HOST};
+
+use crate::config::Limits;
+
+/// The status with which a head is refused. hyper counts the headers of HTTP/1 only.
+pub(super) fn refusal<B>(request: &Request<B>, limits: &Limits) -> Option<StatusCode> {
+    if request.headers().len() > limits.headers_max {
+        Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
+    } else if !is_clear(request) {
+        Some(StatusCode::BAD_REQUEST)
+    } else {
+        None
+    }
+}
+
+/// Whether it is clear which host is meant (RFC 9112, 3.2; RFC 9113, 8.3.1): one `Host` line, none
+/// before HTTP/1.1, and in HTTP/2 the same as in the address.
+fn is_clear<B>(request: &Request<B>) -> bool {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    if second.is_some() {
+        return false;
+    }
+    match (request.version(), first) {
+        (Version::HTTP_09 | Version::HTTP_10, _) => true,
+        (Version::HTTP_11, first) => first.is_some(),
+        (_, None) => request.uri().authority().is_some(),
+        (_, Some(host)) => {
+            let named = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+            named.is_none_or(|named| named.eq_ignore_ascii_case(host.as_bytes()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clear(version: Version, uri: &str, hosts: &[&str]) -> bool {
+        let mut request = Request::get(uri).version(version);
+        for host in hosts {
+            request = request.header(HOST, *host);
+        }
+        is_clear(&request.body(()).expect("valid"))
+    }
+
+    #[test]
+    fn one_host_is_clear_and_two_or_none_are_not() {
+        assert!(clear(Version::HTTP_11, "/", &["shop"]));
+        assert!(!clear(Version::HTTP_11, "/", &["shop", "shop"]));
+        assert!(!clear(Version::HTTP_11, "/", &[]));
+        assert!(clear(Version::HTTP_10, "/", &[]));
+        assert!(!clear(Version::HTTP_10, "/", &["shop", "evil"]));
+    }
+
+    #[test]
+    fn as_many_headers_as_the_limit_are_taken_and_one_more_is_not() {
+        let limits = Limits::default();
+        let with = |count: usize| {
+            let mut request = Request::get("/").header(HOST, "shop");
+            for _ in 1..count {
+                request = request.header("x", "1");
+            }
+            refusal(&request.body(()).expect("valid"), &limits)
+        };
+        assert_eq!(with(limits.headers_max), None);
+        let too_large = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        assert_eq!(with(limits.headers_max + 1), Some(too_large));
+    }
+
+    #[test]
+    fn in_http_2_the_address_and_the_host_say_the_same() {
+        assert!(clear(Version::HTTP_2, "https://shop/", &[]));
+        assert!(clear(Version::HTTP_2, "https://shop/", &["Shop"]));
+        assert!(!clear(Version::HTTP_2, "https://shop/", &["evil"]));
+        assert!(!clear(Version::HTTP_2, "/", &[]));
+    }
+}
