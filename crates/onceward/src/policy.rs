@@ -279,6 +279,11 @@ impl Policy {
         self
     }
 
+    /// Whether a key has to be there.
+    pub fn presence_of_key(&self) -> Presence {
+        self.presence
+    }
+
     /// The largest request body that is taken.
     pub fn request_cap(&self) -> usize {
         self.request_bytes_max

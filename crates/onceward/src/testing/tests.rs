@@ -18,6 +18,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation,
         Resolve, Resolved, Resumable, Store, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 
@@ -123,6 +124,18 @@ impl Store for Broken {
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         self.inner.audit(id)
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        self.inner.list_records(query)
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        self.inner.audit_log(query)
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.inner.stats()
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
