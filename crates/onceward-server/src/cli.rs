@@ -27,6 +27,8 @@ pub(crate) enum Command {
     /// Starts a small bank and a gateway in front of it, and tells a story whose every step is
     /// checked.
     Demo(DemoArgs),
+    #[command(flatten)]
+    Operate(crate::command::Operate),
 }
 
 impl Command {
@@ -35,7 +37,7 @@ impl Command {
         match self {
             Command::Serve(_) => "info",
             // A story is told on the same screen.
-            Command::Demo(_) => "warn",
+            Command::Demo(_) | Command::Operate(_) => "warn",
         }
     }
 }
@@ -51,7 +53,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// Where /livez, /readyz and /metrics are served; a loopback address [default: 127.0.0.1:8081].
+    /// Where /livez, /readyz, /metrics and the admin API are served; without ONCEWARD_ADMIN_TOKEN
+    /// a loopback address [default: 127.0.0.1:8081].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<SocketAddr>,
 
@@ -113,7 +116,8 @@ const EXAMPLES: &str = "\
 Examples:
   onceward demo --no-wait
   onceward serve --upstream http://127.0.0.1:3000
-  onceward serve --config onceward.toml";
+  onceward serve --config onceward.toml
+  onceward keys list --filter state=unknown";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

@@ -16,14 +16,16 @@ use onceward::{KeyRules, Policy, Profile, ScopeRule};
 
 use crate::cli::ServeArgs;
 
+mod admin; // [admin]
 mod cidr; // networks
-mod duration; // 60s
+pub(crate) mod duration; // 60s
 mod file; // the TOML file as it is written
 mod policy; // [defaults]
 mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
 
+pub(crate) use admin::AdminSettings;
 pub(crate) use cidr::Cidr;
 use file::File;
 use secret::Text;
@@ -34,6 +36,7 @@ pub(crate) struct Config {
     pub(crate) upstream: Uri,
     pub(crate) listen: SocketAddr,
     pub(crate) admin: SocketAddr,
+    pub(crate) admin_settings: AdminSettings,
     pub(crate) store: StoreUrl,
     pub(crate) scope: ScopeRule,
     pub(crate) proxies: TrustedProxies,
@@ -112,6 +115,7 @@ impl Config {
             upstream: upstream(args.upstream.as_deref(), file.gateway.upstream.as_ref())?,
             listen,
             admin,
+            admin_settings: admin::resolve(&file.admin)?,
             store,
             scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
             proxies,
@@ -132,9 +136,9 @@ impl Config {
              loopback address; use --store file:PATH, or listen on 127.0.0.1"
         );
         ensure!(
-            self.admin.ip().is_loopback(),
-            "the admin address {} can be reached from other machines and has no access control in \
-             this version; use a loopback address such as 127.0.0.1:8081",
+            self.admin.ip().is_loopback() || self.admin_settings.has_token(),
+            "the admin address {} can be reached from other machines; set ONCEWARD_ADMIN_TOKEN or \
+             admin.tokens, or use a loopback address such as 127.0.0.1:8081",
             self.admin
         );
         Ok(())

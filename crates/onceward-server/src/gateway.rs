@@ -18,7 +18,10 @@ use onceward::{
 };
 use tracing::warn;
 
-use crate::listener::{Answer, Peer};
+use crate::{
+    listener::{Answer, Peer},
+    traffic::Traffic,
+};
 
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
@@ -39,6 +42,7 @@ struct Inner {
     engine: Arc<Engine>,
     upstream: Arc<Upstream>,
     rewrite: Rewrite,
+    traffic: Traffic,
     /// How long an answer is waited for in all. Past `max_execution` the outcome is unknown, but an
     /// answer that comes late is still the truth and is stored.
     patience: Duration,
@@ -51,10 +55,17 @@ impl Gateway {
         engine: Arc<Engine>,
         upstream: Upstream,
         rewrite: Rewrite,
+        traffic: Traffic,
         max_execution: Duration,
     ) -> Self {
         let patience = max_execution.saturating_mul(2);
-        Gateway(Arc::new(Inner { engine, upstream: Arc::new(upstream), rewrite, patience }))
+        Gateway(Arc::new(Inner {
+            engine,
+            upstream: Arc::new(upstream),
+            rewrite,
+            traffic,
+            patience,
+        }))
     }
 
     async fn route(self, request: Request<Incoming>) -> Response<GatewayBody> {
@@ -81,6 +92,7 @@ impl Gateway {
 
     /// A request that is not ours: streamed both ways.
     async fn pass_on(self, parts: Parts, body: Incoming) -> Response<GatewayBody> {
+        self.0.traffic.note(&parts.method, parts.uri.path());
         let peer = parts.extensions.get::<Peer>().copied();
         let parts = self.0.rewrite.request(&parts, peer);
         match self.0.upstream.send_streaming(parts, body).await {

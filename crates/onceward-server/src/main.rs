@@ -6,9 +6,11 @@ mod cli; // what was asked for
 mod config; // the TOML file and the flags, made one, and what is refused
 mod store; // store URLs, opened
 mod listener; // connections in: hyper with time limits, and a clean stop
+mod traffic; // what was passed on without protection
 mod gateway; // requests through the engine to upstream and back
-mod admin; // /livez, /readyz, /metrics
+mod admin; // /livez, /readyz, /metrics, and the admin API
 mod serve; // all of it together, until a signal
+mod command; // what operators do, by the admin API
 mod demo; // a bank, a gateway, and a story in the terminal
 
 use std::process::ExitCode;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Serve(args) => serve::serve(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo(args) => demo::demo(args).await,
+            Command::Operate(command) => Ok(command::run(command).await),
         }
     });
     ended.unwrap_or_else(|error| failed(&error))

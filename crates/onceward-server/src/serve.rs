@@ -15,12 +15,13 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    admin::{self, Admin},
+    admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
     gateway::{Gateway, Rewrite, Upstream},
     listener::Listening,
     store::OpenStore,
+    traffic::Traffic,
 };
 
 /// What runs has this long to finish once the process was told to stop.
@@ -48,6 +49,8 @@ pub(crate) struct Running {
     gateway: Listening,
     admin: Admin,
     admin_listening: Listening,
+    /// Made at the start, since none was given.
+    admin_token: Option<String>,
 }
 
 impl Running {
@@ -62,13 +65,17 @@ impl Running {
         let routes = Routes::with_default(config.policy.clone());
         let engine = Arc::new(Engine::new(Arc::clone(&store.store), routes, settings));
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
+        let traffic = Traffic::default();
         let gateway = Gateway::new(
             Arc::clone(&engine),
             Upstream::new(config.upstream.clone(), config.max_execution),
             Rewrite::new(config.proxies.clone()),
+            traffic.clone(),
             config.max_execution,
         );
-        let admin = Admin::new(Arc::clone(&store.store), metrics);
+        let (access, admin_token) = config.admin_settings.access();
+        let api = Api::new(Arc::clone(&store.store), access, traffic);
+        let admin = Admin::new(Arc::clone(&store.store), metrics, api);
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
         let gateway = Listening::bind(config.listen, gateway).await?;
         info!(
@@ -78,7 +85,7 @@ impl Running {
             scope = config.scope.name(),
             "serving"
         );
-        Ok(Running { engine, store, gateway, admin, admin_listening })
+        Ok(Running { engine, store, gateway, admin, admin_listening, admin_token })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -92,7 +99,7 @@ impl Running {
     /// Takes nothing new, finishes what runs, and closes the store.
     pub(crate) async fn stop(self) {
         self.admin.drain();
-        let Running { engine, store, gateway, admin, admin_listening } = self;
+        let Running { engine, store, gateway, admin, admin_listening, .. } = self;
         tokio::join!(gateway.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, admin));
@@ -162,6 +169,9 @@ fn announce(running: &Running) {
     // Nobody has to read it.
     let _ = writeln!(stdout, "listening on http://{}", running.address());
     let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
+    if let Some(token) = &running.admin_token {
+        let _ = writeln!(stdout, "admin token (made for this start, not shown again): {token}");
+    }
     let _ = stdout.flush();
 }
 

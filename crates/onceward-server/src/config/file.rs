@@ -19,6 +19,8 @@ pub(crate) struct File {
     #[serde(default)]
     pub(crate) gateway: Gateway,
     #[serde(default)]
+    pub(crate) admin: super::admin::Admin,
+    #[serde(default)]
     pub(crate) store: Store,
     #[serde(default)]
     pub(crate) scope: Scope,

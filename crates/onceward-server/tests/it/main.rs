@@ -3,8 +3,11 @@
 mod support;
 
 mod admin; // /livez, /readyz, /metrics, logs
+mod admin_api; // what operators see and decide
+mod admin_fuzz; // the OpenAPI document is the truth
 mod contract; // services that complete in their own transaction
 mod demo; // the story
+mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
 mod refusing; // what does not start
