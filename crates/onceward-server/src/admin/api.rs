@@ -9,6 +9,7 @@ use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
 use onceward::Store;
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::time::timeout;
 
 use super::access::{Access, Who};
@@ -307,8 +308,26 @@ async fn read<T: DeserializeOwned>(parts: &Parts, body: Incoming) -> Result<T, P
         }
         Problem::invalid("The body could not be read.")
     })?;
-    serde_json::from_slice(&body.to_bytes())
-        .map_err(|error| Problem::invalid(format!("The document is not as it should be: {error}.")))
+    parse(&body.to_bytes())
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    let wrong = |error| Problem::invalid(format!("The document is not as it should be: {error}."));
+    let document: Value = serde_json::from_slice(body).map_err(wrong)?;
+    // serde takes an array for an object whose members come in order, or do not come at all: a
+    // filter without conditions.
+    if has_array(&document) {
+        return Err(Problem::invalid("No part of the document is an array."));
+    }
+    serde_json::from_value(document).map_err(wrong)
+}
+
+fn has_array(value: &Value) -> bool {
+    match value {
+        Value::Array(_) => true,
+        Value::Object(members) => members.values().any(has_array),
+        _ => false,
+    }
 }
 
 fn json(value: &impl Serialize) -> Result<Response<ApiBody>, Problem> {

@@ -215,6 +215,10 @@ fn a_plan_changes_exactly_what_it_was_made_for() {
             "reason": "the provider was down",
             "evidence": { "source": "its status page" },
         });
+        let mut all = request.clone();
+        all["filter"] = json!({});
+        let all = refusal(&admin(&gateway, "POST", "/api/v1/plans", Some(&all)));
+        assert_eq!(all.0, 400, "nobody means everything");
         let plan = document(&admin(&gateway, "POST", "/api/v1/plans", Some(&request)));
         assert_eq!((&plan["count"], &plan["more"]), (&3.into(), &false.into()));
         assert_eq!(list(&gateway, "state=unknown").len(), 3, "a plan changes nothing");

@@ -214,9 +214,9 @@ async fn an_accepted_retry_gets_an_address_that_tells_its_own_scope_how_it_stand
 async fn a_client_asks_for_its_operation_by_its_own_key() {
     let (service, go) = held(Policy::required());
     go.add_permits(1);
-    let key = "order %/0000000000000001";
+    let key = "order/100%-0000000000000001";
     service.charge(key).await;
-    let address = "/.onceward/operations/order%20%25%2F0000000000000001";
+    let address = "/.onceward/operations/order%2F100%25-0000000000000001";
     let status = service.send(get(address, ACME)).await;
     let told = status.json();
     assert_eq!((status.status, &told["state"]), (200, &"completed".into()));

@@ -75,7 +75,11 @@ impl Plans {
                 ));
             }
         };
-        let (records, more) = find(store, asked.filter.query()?).await?;
+        let query = asked.filter.query()?;
+        if query == Query::default() {
+            return Err(Problem::invalid("A plan needs at least one condition in its `filter`."));
+        }
+        let (records, more) = find(store, query).await?;
         let hash = hash(asked.action, &asked.reason, &records);
         let plan = Plan {
             made: Instant::now(),

@@ -28,3 +28,18 @@ fn every_schema_that_is_named_is_there() {
         12
     );
 }
+
+#[test]
+fn an_array_is_not_taken_for_a_document() {
+    let good = br#"{"action":"void","filter":{"state":"completed"},"reason":"x"}"#;
+    assert!(parse::<PlanRequest>(good).is_ok());
+    for bad in [
+        &br#"{"action":"void","filter":[null,null],"reason":"x"}"#[..],
+        br#"[{"state":"completed"},"void","x",null]"#,
+        br#"{"action":"void","filter":{"stat":"completed"},"reason":"x"}"#,
+        br#"{"action":"void","filter":{"state":"completed"}}"#,
+        b"",
+    ] {
+        assert!(parse::<PlanRequest>(bad).is_err(), "{}", String::from_utf8_lossy(bad));
+    }
+}
