@@ -13,7 +13,7 @@ use super::super::time::rfc3339;
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) status: StatusCode,
-    document: ProblemDocument,
+    document: Box<ProblemDocument>,
     allow: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl Problem {
             state: None,
             not_before: None,
         };
-        Problem { status, document, allow: None }
+        Problem { status, document: Box::new(document), allow: None }
     }
 
     pub(crate) fn invalid(detail: impl Into<String>) -> Problem {
