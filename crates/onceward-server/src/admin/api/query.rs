@@ -22,15 +22,15 @@ const LIMIT: u32 = 100;
 pub(crate) struct Filter {
     /// In this scope.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[!-~]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub(crate) scope: Option<String>,
     /// With exactly this key.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[!-~]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[ -~]+$")]
     pub(crate) key: Option<String>,
     /// With a key that begins so.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[!-~]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[ -~]+$")]
     pub(crate) key_prefix: Option<String>,
     /// In one of these states, separated by commas.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ pub(crate) struct Filter {
     pub(crate) state: Option<String>,
     /// Reserved under the policy of this name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(min_length = 1, max_length = 255, pattern = r"^[ -~]+$")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub(crate) route: Option<String>,
     /// Declared to have these effects.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,7 @@ fn states(text: &str) -> Result<Vec<State>, Problem> {
 }
 
 fn route(text: &str) -> Result<Box<str>, Problem> {
-    if text.chars().any(char::is_control) || text.len() > 255 {
+    if text.is_empty() || text.chars().any(char::is_control) || text.len() > 255 {
         return Err(Problem::invalid("`route` is not the name of a policy."));
     }
     Ok(text.into())
