@@ -1,4 +1,4 @@
-//! The admin listener: is it alive, is it ready, and its metrics.
+//! The admin listener: is it alive, is it ready, its metrics, and the admin API.
 
 use std::{
     sync::{
@@ -11,13 +11,20 @@ use std::{
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use onceward::{Store, observe};
 use tokio::time::{interval, timeout};
 
-use crate::listener::Answer;
+use crate::listener::{Answer, Peer};
+
+mod access; // tokens, and pages of other sites
+pub(crate) mod api; // /api/v1
+pub(crate) mod time; // RFC 3339
+
+pub(crate) use access::Access;
+pub(crate) use api::Api;
+use api::{ApiBody, whole};
 
 /// How long a store may take to say that it is there.
 const PING_TIME_MAX: Duration = Duration::from_secs(2);
@@ -49,11 +56,12 @@ pub(crate) struct Admin {
     store: Arc<dyn Store>,
     metrics: PrometheusHandle,
     draining: Arc<AtomicBool>,
+    api: Api,
 }
 
 impl Admin {
-    pub(crate) fn new(store: Arc<dyn Store>, metrics: PrometheusHandle) -> Self {
-        Admin { store, metrics, draining: Arc::default() }
+    pub(crate) fn new(store: Arc<dyn Store>, metrics: PrometheusHandle, api: Api) -> Self {
+        Admin { store, metrics, draining: Arc::default(), api }
     }
 
     /// From now on this process is not ready: it is about to stop.
@@ -61,7 +69,7 @@ impl Admin {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    async fn ready(&self) -> Response<Full<Bytes>> {
+    async fn ready(&self) -> Response<ApiBody> {
         if self.draining.load(Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
@@ -72,26 +80,40 @@ impl Admin {
             }
         }
     }
+
+    /// Numbers tell what a service does: from other machines they need a token.
+    fn metrics(&self, request: Request<Incoming>) -> Response<ApiBody> {
+        let (parts, _) = request.into_parts();
+        let near = parts.extensions.get::<Peer>();
+        let near = near.is_some_and(|Peer(peer)| peer.ip().to_canonical().is_loopback());
+        if !near && let Err(problem) = self.api.admits(&parts) {
+            return problem.into_response().map(whole);
+        }
+        text(StatusCode::OK, self.metrics.render())
+    }
 }
 
 impl Answer for Admin {
-    type Body = Full<Bytes>;
+    type Body = ApiBody;
 
-    async fn answer(self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(self, request: Request<Incoming>) -> Response<ApiBody> {
+        if Api::has(request.uri().path()) {
+            return self.api.answer(request).await;
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "");
         }
         match request.uri().path() {
             "/livez" => text(StatusCode::OK, "alive\n"),
             "/readyz" => self.ready().await,
-            "/metrics" => text(StatusCode::OK, self.metrics.render()),
-            _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz and /metrics\n"),
+            "/metrics" => self.metrics(request),
+            _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/v1\n"),
         }
     }
 }
 
-fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<ApiBody> {
+    let mut response = Response::new(whole(body.into()));
     *response.status_mut() = status;
     let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, plain);

@@ -40,6 +40,8 @@ pub(crate) enum Command {
     /// Says what an error code means and what to do about it.
     #[command(after_help = describe::EXPLAIN_EXAMPLES)]
     Explain(ExplainArgs),
+    #[command(flatten)]
+    Operate(crate::command::Operate),
 }
 
 impl Command {
@@ -48,9 +50,11 @@ impl Command {
         match self {
             Command::Serve(_) => "info",
             // A story is told on the same screen.
-            Command::Demo(_) | Command::Config(_) | Command::Routes(_) | Command::Explain(_) => {
-                "warn"
-            }
+            Command::Demo(_)
+            | Command::Config(_)
+            | Command::Routes(_)
+            | Command::Explain(_)
+            | Command::Operate(_) => "warn",
         }
     }
 }
@@ -66,7 +70,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// Where /livez, /readyz and /metrics are served; a loopback address [default: 127.0.0.1:8081].
+    /// Where /livez, /readyz, /metrics and the admin API are served; without ONCEWARD_ADMIN_TOKEN
+    /// a loopback address [default: 127.0.0.1:8081].
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<SocketAddr>,
 
@@ -130,7 +135,8 @@ Examples:
   onceward serve --upstream http://127.0.0.1:3000
   onceward serve --config onceward.toml
   onceward config check onceward.toml
-  onceward explain idempotency_key_in_progress";
+  onceward explain idempotency_key_in_progress
+  onceward keys list --filter state=unknown";
 
 const SERVE_EXAMPLES: &str = "\
 Examples:

@@ -16,8 +16,9 @@ use onceward::{KeyRules, Profile, ScopeRule};
 
 use crate::{cli::ServeArgs, gateway::Cors};
 
+mod admin; // [admin]
 mod cidr; // networks
-mod duration; // 60s
+pub(crate) mod duration; // 60s
 mod file; // the TOML file as it is written
 mod policy; // what a section says about requests, made a policy
 mod route; // [[route]]: which rules hold for a request
@@ -26,6 +27,7 @@ mod secret; // ${env:NAME}
 mod suggest; // did you mean
 mod transport; // [tls], [upstream], [limits]
 
+pub(crate) use admin::AdminSettings;
 pub(crate) use cidr::Cidr;
 pub(crate) use file::File;
 pub(crate) use policy::ON_5XX;
@@ -41,6 +43,7 @@ pub(crate) struct Config {
     pub(crate) upstream: Uri,
     pub(crate) listen: SocketAddr,
     pub(crate) admin: SocketAddr,
+    pub(crate) admin_settings: AdminSettings,
     pub(crate) store: StoreUrl,
     pub(crate) scope: ScopeRule,
     pub(crate) tokens: TokenRules,
@@ -135,6 +138,7 @@ impl Config {
             upstream,
             listen,
             admin,
+            admin_settings: admin::resolve(&file.admin)?,
             store,
             scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
             tokens: TokenRules::of(&file.scope),
@@ -161,9 +165,9 @@ impl Config {
              loopback address; use --store file:PATH, or listen on 127.0.0.1"
         );
         ensure!(
-            self.admin.ip().is_loopback(),
-            "the admin address {} can be reached from other machines and has no access control in \
-             this version; use a loopback address such as 127.0.0.1:8081",
+            self.admin.ip().is_loopback() || self.admin_settings.has_token(),
+            "the admin address {} can be reached from other machines; set ONCEWARD_ADMIN_TOKEN or \
+             admin.tokens, or use a loopback address such as 127.0.0.1:8081",
             self.admin
         );
         Ok(())

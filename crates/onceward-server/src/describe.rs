@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{ConfigCommand, ExplainArgs, FileArgs, Output, RoutesCommand},
+    cli::{ConfigCommand, ExplainArgs, FileArgs, Output},
     config::Config,
 };
 
@@ -40,8 +40,7 @@ pub(crate) fn config(command: ConfigCommand) -> ExitCode {
 }
 
 /// `onceward routes ...`.
-pub(crate) fn routes(command: RoutesCommand) -> ExitCode {
-    let RoutesCommand::List(args) = command;
+pub(crate) fn routes(args: FileArgs) -> ExitCode {
     let output = args.output;
     ended(load(args).map(|config| match output {
         Output::Table => show::routes_table(&config),

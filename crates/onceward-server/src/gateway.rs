@@ -25,6 +25,7 @@ use onceward::{
 use crate::{
     config::{Limits, Route, RouteTable, Treatment},
     listener::Answer,
+    traffic::Traffic,
 };
 
 mod age; // requests that are too old
@@ -66,6 +67,7 @@ pub(crate) struct Setup {
     pub(crate) rewrite: Rewrite,
     pub(crate) pace: Pace,
     pub(crate) routes: RouteTable,
+    pub(crate) traffic: Traffic,
     pub(crate) cors: Cors,
 }
 
@@ -177,6 +179,7 @@ impl Setup {
         parts: Parts,
         body: GatewayBody,
     ) -> Result<Response<GatewayBody>, Failure> {
+        self.traffic.note(&parts.method, parts.uri.path());
         pass::send(&self.upstream, &self.rewrite, self.pace, parts, body, route.upgrade).await
     }
 }

@@ -7,17 +7,19 @@ mod config; // the TOML file and the flags, made one, and what is refused
 mod store; // store URLs, opened
 mod tls; // certificates
 mod listener; // connections in: hyper with time limits, and a clean stop
+mod traffic; // what was passed on without protection
 mod gateway; // requests through the engine to upstream and back
-mod admin; // /livez, /readyz, /metrics
+mod admin; // /livez, /readyz, /metrics, and the admin API
 mod serve; // all of it together, until a signal
 mod describe; // configurations, routes and error codes, for people
+mod command; // what operators do, by the admin API
 mod demo; // a bank, a gateway, and a story in the terminal
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, RoutesCommand};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -38,8 +40,10 @@ fn main() -> ExitCode {
             Command::Serve(args) => serve::serve(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo(args) => demo::demo(args).await,
             Command::Config(command) => Ok(describe::config(command)),
-            Command::Routes(command) => Ok(describe::routes(command)),
+            Command::Routes(RoutesCommand::List(args)) => Ok(describe::routes(args)),
+            Command::Routes(RoutesCommand::Audit(args)) => Ok(command::audit(args).await),
             Command::Explain(args) => Ok(describe::explain(&args)),
+            Command::Operate(command) => Ok(command::run(command).await),
         }
     });
     ended.unwrap_or_else(|error| failed(&error))

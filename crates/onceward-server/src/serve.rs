@@ -15,13 +15,14 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    admin::{self, Admin},
+    admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
     gateway::{Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
+    traffic::Traffic,
 };
 
 /// What runs has this long to finish once the process was told to stop.
@@ -64,6 +65,9 @@ pub(crate) struct Running {
     admin: Admin,
     admin_listening: Listening,
     certificate: Option<Arc<Certificate>>,
+    /// Made at the start, since none was given.
+    admin_token: Option<String>,
+    traffic: Traffic,
 }
 
 impl Running {
@@ -73,9 +77,13 @@ impl Running {
         let engine = Engine::new(Arc::clone(&store.store), routes, settings(config));
         let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
-        let gateway = Gateway::new(set_up(config, Arc::clone(&engine))?, &config.limits);
+        let traffic = Traffic::default();
+        let setup = set_up(config, Arc::clone(&engine), traffic.clone())?;
+        let gateway = Gateway::new(setup, &config.limits);
         let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
-        let admin = Admin::new(Arc::clone(&store.store), metrics);
+        let (access, admin_token) = config.admin_settings.access();
+        let api = Api::new(Arc::clone(&store.store), access, traffic.clone());
+        let admin = Admin::new(Arc::clone(&store.store), metrics, api);
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
         let gateway_listening = Listening::bind_with(
             config.listen,
@@ -103,6 +111,8 @@ impl Running {
             admin,
             admin_listening,
             certificate,
+            admin_token,
+            traffic,
         })
     }
 
@@ -129,7 +139,7 @@ impl Running {
              it needs a restart with --accept-identity-change"
         );
         let engine = Arc::new(engine);
-        let setup = set_up(&config, Arc::clone(&engine))?;
+        let setup = set_up(&config, Arc::clone(&engine), self.traffic.clone())?;
         if let Some(certificate) = &self.certificate {
             certificate.reload()?;
         }
@@ -169,7 +179,7 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// What the gateway works with under a configuration.
-fn set_up(config: &Config, engine: Arc<Engine>) -> Result<Setup> {
+fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setup> {
     let to_upstream = &config.to_upstream;
     let upstream = Upstream::new(config.upstream.clone(), to_upstream, config.max_execution)?;
     Ok(Setup {
@@ -182,6 +192,7 @@ fn set_up(config: &Config, engine: Arc<Engine>) -> Result<Setup> {
             total_max: to_upstream.total_time_max,
         },
         routes: config.routes.clone(),
+        traffic,
         cors: config.cors.clone(),
     })
 }
@@ -249,6 +260,9 @@ fn announce(running: &Running) {
     let scheme = if running.certificate.is_some() { "https" } else { "http" };
     let _ = writeln!(stdout, "listening on {scheme}://{}", running.address());
     let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
+    if let Some(token) = &running.admin_token {
+        let _ = writeln!(stdout, "admin token (made for this start, not shown again): {token}");
+    }
     let _ = stdout.flush();
 }
 

@@ -16,6 +16,7 @@ use onceward::{
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
         Resolved, Resumable, StoreFuture, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 
@@ -164,6 +165,18 @@ impl Store for OneLockStore {
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         self.locked(move |inside| inside.audit.iter().filter(|a| a.id == *id).cloned().collect())
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        self.locked(move |inside| query.page(inside.records.values(), self.clock.now()))
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        self.locked(move |inside| query.page(inside.audit.iter()))
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.locked(|inside| Stats::count(inside.records.values(), self.clock.now()))
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

@@ -38,6 +38,7 @@ use crate::{
 
 mod answer;
 mod begin;
+mod bucket;
 mod classify;
 mod drain;
 mod execute;
@@ -69,6 +70,8 @@ pub struct Engine {
     store_deadline: Duration,
     waiters: Arc<Waiters>,
     drain: Drain,
+    /// Of questions about the state of operations.
+    questions: bucket::Buckets,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -170,6 +173,7 @@ impl Engine {
             store_deadline: settings.store_deadline,
             waiters: Arc::default(),
             drain: Drain::default(),
+            questions: bucket::Buckets::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }

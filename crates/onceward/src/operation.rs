@@ -111,10 +111,7 @@ impl Operation {
     /// What the SQL functions `onceward.complete` and its like call this operation, for drivers other
     /// than sqlx. They also want [`Operation::attempt`] and [`Operation::fence`].
     pub fn handle(&self) -> String {
-        let id = self.id();
-        let [scope, key] =
-            [id.scope.as_str(), id.key.as_str()].map(|part| URL_SAFE_NO_PAD.encode(part));
-        format!("v1.{scope}.{key}")
+        self.id().handle()
     }
 
     /// Which use of the key this is: 1 unless an expired key runs again. Of a `single` route known

@@ -16,6 +16,8 @@ use http::{HeaderName, HeaderValue, Method, Uri};
 
 use crate::{clock::Timestamp, fingerprint::Fingerprint, key::Key, reply::Reply, scope::Scope};
 
+pub(crate) mod handle;
+
 /// The address of a record: a key within its scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RecordId {

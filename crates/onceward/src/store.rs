@@ -20,6 +20,7 @@ use crate::{
 };
 
 mod error;
+pub mod list;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod headers;
 mod memory;
@@ -31,6 +32,7 @@ mod request;
 mod sqlite;
 
 pub use error::{StoreError, StoreErrorKind};
+use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
@@ -110,6 +112,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// The audit records of one scope and key, oldest first.
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>>;
+
+    /// Records for operators, in pages, as they would be loaded now; without what was replied. Must
+    /// not hold up requests.
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page>;
+
+    /// Audit records of all scopes and keys, the latest first, in pages.
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage>;
+
+    /// How many records there are in each state. A store with many of them may estimate, and says
+    /// so: its effort is bounded.
+    fn stats(&self) -> StoreFuture<'_, Stats>;
 
     /// Moves at most `limit` records on whose lease ran out, and tells which. May do fewer, so that
     /// requests do not wait: nothing is left when it tells of none.

@@ -10,6 +10,7 @@ use onceward::{
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
         Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 use tokio::{
@@ -202,6 +203,25 @@ impl Store for NodeStore {
 
     fn audit<'a>(&'a self, _id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         Box::pin(self.call("audit", |_| Vec::new()))
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        Box::pin(self.call("list_records", move |world| {
+            let now = world.store_now();
+            query.page(lock(&world.records).records.values(), now)
+        }))
+    }
+
+    // As `audit`: nobody in the worlds reads it.
+    fn audit_log(&self, _: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        Box::pin(self.call("audit_log", |_| AuditPage::default()))
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        Box::pin(self.call("stats", |world| {
+            let now = world.store_now();
+            Stats::count(lock(&world.records).records.values(), now)
+        }))
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

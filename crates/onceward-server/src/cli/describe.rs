@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::ServeArgs;
+use crate::command::{AuditArgs, ROUTES_AUDIT_EXAMPLES};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
@@ -27,6 +28,12 @@ pub(crate) enum RoutesCommand {
     /// Lists the routes in the order in which they are tried, the defaults last.
     #[command(after_help = ROUTES_EXAMPLES)]
     List(FileArgs),
+    /// Lists endpoints that change something, and ends with 2 when one of them is not protected.
+    ///
+    /// Reads an OpenAPI document, a configuration, and what a running server has seen, each where it
+    /// is given. PUT and DELETE are idempotent by themselves and not listed.
+    #[command(after_help = ROUTES_AUDIT_EXAMPLES)]
+    Audit(AuditArgs),
 }
 
 /// A configuration: a file, and the flags of `serve` that would override it.

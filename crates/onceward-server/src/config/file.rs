@@ -28,6 +28,8 @@ pub(crate) struct File {
     pub(crate) gateway: Gateway,
     /// Where records are kept.
     #[serde(default)]
+    pub(crate) admin: super::admin::Admin,
+    #[serde(default)]
     pub(crate) store: Store,
     /// How callers are told apart.
     #[serde(default)]

@@ -9,7 +9,9 @@ use onceward::{
 use serde_json::{Map, Value, json};
 
 use super::table::columns;
-use crate::config::{Config, KeyPair, Limits, ON_5XX, Route, StoreUrl, UpstreamSettings};
+use crate::config::{
+    AdminSettings, Config, KeyPair, Limits, ON_5XX, Route, StoreUrl, UpstreamSettings,
+};
 
 /// Settings by their name in the file, in its order.
 type Settings = Vec<(&'static str, Value)>;
@@ -52,7 +54,15 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
         ("tls", tls(config.tls.as_ref())),
         ("upstream", upstream(&config.to_upstream)),
         ("limits", limits(&config.limits)),
+        ("admin", admin(&config.admin_settings)),
     ]
+}
+
+fn admin(settings: &AdminSettings) -> Settings {
+    let (owners, hosts) = settings.names();
+    let tokens: Map<String, Value> =
+        owners.into_iter().map(|owner| (owner.to_owned(), json!(MASKED))).collect();
+    vec![("tokens", Value::Object(tokens)), ("hosts", json!(hosts))]
 }
 
 fn tls(pair: Option<&KeyPair>) -> Settings {

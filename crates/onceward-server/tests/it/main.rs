@@ -3,12 +3,15 @@
 mod support;
 
 mod admin; // /livez, /readyz, /metrics, logs
+mod admin_api; // what operators see and decide
+mod admin_fuzz; // the OpenAPI document is the truth
 mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod limits; // what clients may take up
+mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
 mod raw; // bytes that mean two things

@@ -1,15 +1,19 @@
 //! Starting the binary, talking to it, and upstreams that do as they are told.
 
+mod admin;
 mod client;
 pub(crate) mod frames;
 mod gate;
 mod gateway;
+mod schema;
 pub(crate) mod tls;
 mod upstream;
 
+pub(crate) use admin::{ALICE, TOKEN, admin, document, raw, refusal};
 pub(crate) use client::{Answer, Connection, post, request, send};
 pub(crate) use gate::Gate;
 pub(crate) use gateway::{Gateway, binary};
+pub(crate) use schema::violation;
 pub(crate) use upstream::{Act, Upstream, ok, response};
 
 use std::{

@@ -11,12 +11,13 @@ use tokio::time::timeout;
 
 use super::{Admitted, Engine, STATUS_PATH, begin::timed_out, operation_id};
 use crate::{
+    key::Key,
     machine::Refusal,
     operation::sealed_id,
     policy::InFlight,
     profile::Profile,
-    record::{RecordId, State},
-    rejection::Rejection,
+    record::{Record, RecordId, State},
+    rejection::{Code, Rejection},
     reply,
 };
 
@@ -26,8 +27,9 @@ pub(super) fn location(id: &RecordId) -> String {
 }
 
 impl Engine {
-    /// Answers `GET /.onceward/operations/{id}` for the caller's own scope. Everything else, a
-    /// foreign id among it, is 404.
+    /// Answers `GET /.onceward/operations/{key}` for the caller's own scope, where the key is the
+    /// client's own, percent-encoded, or the opaque id that it was told. What is absent or foreign
+    /// is 404 alike, after the same look into the store.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -39,8 +41,16 @@ impl Engine {
                 return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
             }
         };
+        if let Err(after) = self.questions.take(&scope, self.clock.monotonic()) {
+            let detail = "The state of operations was asked for too often. Ask again later.";
+            let rejection = Rejection::new(Code::RateLimited, detail).with_retry_after(after);
+            return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
+        }
         let id = parts.uri.path().strip_prefix(STATUS_PATH).unwrap_or_default();
-        let Some(key) = sealed_id::open(&scope, id) else { return not_found() };
+        // An id of somebody else does not open. It is then looked for as a key, which nobody has.
+        let Some(key) = sealed_id::open(&scope, id).or_else(|| plain_key(id)) else {
+            return not_found();
+        };
         let id = RecordId { scope, key };
         let loaded = timeout(self.store_deadline, self.store.load(&id)).await;
         match loaded.unwrap_or_else(|_| Err(timed_out())) {
@@ -49,6 +59,7 @@ impl Engine {
                 let expires = record.state.is_terminal().then(|| httpdate::fmt_http_date(expires));
                 let document = json!({
                     "state": record.state.name(),
+                    "outcome": outcome(&record),
                     "generation": record.generation,
                     "status": record.reply.as_ref().map(|reply| reply.status.as_u16()),
                     "expires": expires,
@@ -85,6 +96,37 @@ impl Engine {
         reply::describe(headers, "accepted", None, 1);
         Some(response)
     }
+}
+
+/// Whether the work was done, as far as it is known.
+fn outcome(record: &Record) -> Option<&'static str> {
+    match record.state {
+        State::Pending | State::InProgress => None,
+        State::Completed => Some("executed"),
+        State::Expired if record.reply.is_some() => Some("executed"),
+        State::FailedRetryable | State::Expired => Some("not_executed"),
+        State::Unknown => Some("unknown"),
+    }
+}
+
+/// The key that a client has put into an address itself.
+fn plain_key(text: &str) -> Option<Key> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let (byte, after) = match (first, after) {
+            (b'%', [high, low, after @ ..]) => {
+                let digit = |byte: &u8| char::from(*byte).to_digit(16);
+                let byte = digit(high)? * 16 + digit(low)?;
+                (u8::try_from(byte).ok()?, after)
+            }
+            (b'%', _) => return None,
+            (byte, after) => (*byte, after),
+        };
+        bytes.push(byte);
+        rest = after;
+    }
+    Key::new(String::from_utf8(bytes).ok()?).ok()
 }
 
 /// What to do about an operation in this state: nothing is gained by asking under a new key before

@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use super::list::{AuditPage, AuditQuery, Page, Query, Stats};
 use super::{
     Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved,
     Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
@@ -242,6 +243,37 @@ impl Store for MemoryStore {
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         ready(move || Ok(self.shard(id).audit.get(id).cloned().unwrap_or_default()))
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        ready(move || {
+            let now = self.clock.now();
+            // One shard after the other: nobody waits for all of it.
+            let parts =
+                self.shards.iter().flat_map(|shard| query.part(lock(shard).records.values(), now));
+            Ok(query.merge(parts.collect()))
+        })
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        ready(move || {
+            let parts = self.shards.iter().flat_map(|shard| {
+                let shard = lock(shard);
+                query.part(shard.audit.values().flatten())
+            });
+            Ok(query.merge(parts.collect()))
+        })
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        ready(move || {
+            let now = self.clock.now();
+            let mut stats = Stats::default();
+            for shard in &self.shards {
+                stats.add(lock(shard).records.values(), now);
+            }
+            Ok(stats)
+        })
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

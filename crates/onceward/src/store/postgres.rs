@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::{
     Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
     Resolved, Resumable, Store, StoreFuture, Swept, Write, Written,
+    list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
     clock::Clock,
@@ -28,6 +29,7 @@ use crate::{
 mod batch;
 mod error;
 mod lane;
+mod list;
 mod link;
 mod look;
 mod open;
@@ -255,6 +257,18 @@ impl Store for PgStore {
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         let id = id.clone();
         self.single(move |link| Box::pin(workers::audit(link, id)))
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        self.single(move |link| Box::pin(list::page(link, query)))
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        self.single(move |link| Box::pin(list::audit_page(link, query)))
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.single(|link| Box::pin(list::stats(link)))
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

@@ -22,6 +22,7 @@ use super::{
     Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation,
     Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
     Written,
+    list::{AuditPage, AuditQuery, Page, Query},
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
@@ -34,6 +35,7 @@ mod beside;
 mod changes;
 mod due;
 mod error;
+mod list;
 mod open;
 mod outbox;
 mod row;
@@ -86,6 +88,7 @@ pub struct SqliteStore {
     writer: watch::Receiver<()>,
     stats: Arc<Stats>,
     database: SqliteDatabase,
+    path: PathBuf,
 }
 
 /// The file of a [`SqliteStore`], for transactions of the user's own in it.
@@ -130,10 +133,11 @@ impl SqliteStore {
         let stats = Arc::new(Stats::default());
         let clock = Arc::clone(&options.clock);
         let database = SqliteDatabase { clock, file: open::file_at(&options.path) };
+        let path = options.path.clone();
         let (work, line) = mpsc::channel(LINE_MAX);
         let (alive, writer) = watch::channel(());
         tokio::spawn(Writer::new(connection, options, Arc::clone(&stats)).run(line, alive));
-        Ok(SqliteStore { work, writer, stats, database })
+        Ok(SqliteStore { work, writer, stats, database, path })
     }
 
     /// Finishes what stands in line, and closes the file. Later calls fail.
@@ -333,6 +337,18 @@ impl Store for SqliteStore {
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         let id = id.clone();
         self.ask(move |sender| Work::Audit(id, sender))
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        Box::pin(self.list_page(query))
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        Box::pin(self.audit_page(query))
+    }
+
+    fn stats(&self) -> StoreFuture<'_, super::list::Stats> {
+        Box::pin(self.count_states())
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

@@ -11,6 +11,7 @@ use crate::{
         Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
         Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
         Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 
@@ -32,6 +33,9 @@ pub enum StoreCall {
     Resolve,
     Load,
     Audit,
+    List,
+    AuditLog,
+    Stats,
     Sweep,
     Reap,
     Ping,
@@ -41,7 +45,7 @@ pub enum StoreCall {
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 19] = [
+    pub const ALL: [StoreCall; 22] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
@@ -56,6 +60,9 @@ impl StoreCall {
         StoreCall::Resolve,
         StoreCall::Load,
         StoreCall::Audit,
+        StoreCall::List,
+        StoreCall::AuditLog,
+        StoreCall::Stats,
         StoreCall::Sweep,
         StoreCall::Reap,
         StoreCall::Ping,
@@ -221,6 +228,18 @@ macro_rules! wrapped_store {
 
             fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
                 self.call(StoreCall::Audit, move || self.inner.audit(id))
+            }
+
+            fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+                self.call(StoreCall::List, move || self.inner.list_records(query))
+            }
+
+            fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+                self.call(StoreCall::AuditLog, move || self.inner.audit_log(query))
+            }
+
+            fn stats(&self) -> StoreFuture<'_, Stats> {
+                self.call(StoreCall::Stats, move || self.inner.stats())
             }
 
             fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

@@ -10,6 +10,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
         Resolve, Resolved, Resumable, Store, StoreFuture, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 

@@ -14,6 +14,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Claim, Reaped, Reservation, Resolution, Resolve, Resolved,
         Resumable, Store, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 
@@ -271,6 +272,31 @@ impl Harness {
     pub async fn audit(&self, id: &RecordId) -> Vec<AuditRecord> {
         self.agree(id).await;
         self.store.audit(id).await.expect("audit answers")
+    }
+
+    /// Lists.
+    pub async fn list(&self, query: Query) -> Page {
+        let page = self.store.list_records(query.clone()).await.expect("list_records answers");
+        assert_eq!(
+            page,
+            self.model().list(&query, self.now()),
+            "list_records answers as the model does"
+        );
+        page
+    }
+
+    /// Lists what was remembered.
+    pub async fn audit_log(&self, query: AuditQuery) -> AuditPage {
+        let page = self.store.audit_log(query.clone()).await.expect("audit_log answers");
+        assert_eq!(page, self.model().audit_log(&query), "audit_log answers as the model does");
+        page
+    }
+
+    /// Counts.
+    pub async fn stats(&self) -> Stats {
+        let stats = self.store.stats().await.expect("stats answers");
+        assert_eq!(stats, self.model().stats(self.now()), "stats answers as the model does");
+        stats
     }
 
     /// Reserves what must be free.

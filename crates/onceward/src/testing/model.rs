@@ -9,6 +9,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Claim, Reaped, Reservation, Resolve, Resolved, Resumable, Swept,
         Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 
@@ -206,6 +207,22 @@ impl Model {
     pub fn audit(&self, id: &RecordId) -> Vec<AuditRecord> {
         let trail = self.audit.get(id).map_or(&[][..], |trail| &trail.all);
         without_repetitions(trail).into_iter().cloned().collect()
+    }
+
+    /// See [`crate::Store::list_records`].
+    pub fn list(&self, query: &Query, now: Timestamp) -> Page {
+        query.page(self.records.values(), now)
+    }
+
+    /// See [`crate::Store::audit_log`]. Of a model from which nothing was purged.
+    pub fn audit_log(&self, query: &AuditQuery) -> AuditPage {
+        let trails = self.audit.values().flat_map(|trail| without_repetitions(&trail.all));
+        query.page(trails)
+    }
+
+    /// See [`crate::Store::stats`].
+    pub fn stats(&self, now: Timestamp) -> Stats {
+        Stats::count(self.records.values(), now)
     }
 
     fn forget(&mut self, id: &RecordId) {

@@ -15,6 +15,7 @@ pub mod keeping;
 pub mod racing;
 pub mod interleaving;
 pub mod cancelling;
+pub mod listing;
 pub mod agreeing;
 
 /// Makes one test per case of the store suite, in a module of the given name.
@@ -265,6 +266,17 @@ macro_rules! __store_suite_cases {
                 dropping_a_sweep_at_any_await_leaves_a_legal_record
                 dropping_a_reap_at_any_await_leaves_a_legal_record
                 callers_that_go_away_do_not_harm_those_that_stay
+            }
+            listing {
+                a_list_has_every_record_and_no_reply_but_its_status
+                each_condition_of_a_list_leaves_what_it_is_about
+                a_list_tells_states_as_they_would_be_loaded
+                pages_of_a_list_hold_each_record_once
+                a_list_that_changes_between_pages_shows_what_stays_once
+                the_size_of_a_page_is_bounded
+                a_list_tells_all_of_a_record
+                counts_agree_with_the_records
+                the_audit_log_tells_of_all_records_in_pages
             }
             agreeing {
                 random_operations_agree_with_the_model

@@ -13,11 +13,12 @@ use super::{
     suite,
 };
 use crate::{
-    clock::ManualClock,
-    record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep},
+    clock::{ManualClock, Timestamp},
+    record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State},
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation,
         Resolve, Resolved, Resumable, Store, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
 
@@ -37,6 +38,10 @@ enum Bug {
     ForgetsResults,
     /// Requests are not kept.
     ForgetsRequests,
+    /// A page begins again with the record at which the one before ended.
+    ShowsTheLastAgain,
+    /// Records past their retention are listed as what they were.
+    ListsTheStoredState,
 }
 
 #[derive(Debug)]
@@ -123,6 +128,27 @@ impl Store for Broken {
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         self.inner.audit(id)
+    }
+
+    fn list_records(&self, mut query: Query) -> StoreFuture<'_, Page> {
+        Box::pin(async move {
+            if let Some(after) = query.after.as_mut().filter(|_| self.bug == Bug::ShowsTheLastAgain)
+            {
+                after.at = Timestamp::from_micros(after.at.as_micros() + 1);
+            }
+            if self.bug == Bug::ListsTheStoredState && query.states == [State::Expired] {
+                query.states = vec![State::Completed];
+            }
+            self.inner.list_records(query).await
+        })
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        self.inner.audit_log(query)
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.inner.stats()
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
@@ -248,6 +274,16 @@ fn the_suite_fails_on_a_store_that_is_wrong_about_steps() {
 }
 
 #[test]
+fn the_suite_fails_on_a_store_that_is_wrong_about_lists() {
+    use suite::listing;
+    complaint(Bug::ShowsTheLastAgain, listing::pages_of_a_list_hold_each_record_once);
+    complaint(Bug::ListsTheStoredState, listing::a_list_tells_states_as_they_would_be_loaded);
+    let sound = |clock| async move { Broken::new(clock, Bug::None) };
+    run(sound, listing::pages_of_a_list_hold_each_record_once);
+    run(sound, listing::a_list_tells_states_as_they_would_be_loaded);
+}
+
+#[test]
 fn the_suite_fails_on_a_store_that_ignores_the_fence() {
     complaint(Bug::IgnoresTheFence, suite::writing::a_superseded_lease_cannot_complete);
     complaint(Bug::IgnoresTheFence, suite::agreeing::random_operations_agree_with_the_model);
@@ -337,6 +373,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("racing", include_str!("suite/racing.rs")),
         ("interleaving", include_str!("suite/interleaving.rs")),
         ("cancelling", include_str!("suite/cancelling.rs")),
+        ("listing", include_str!("suite/listing.rs")),
         ("agreeing", include_str!("suite/agreeing.rs")),
     ];
     let declared = list.lines().filter(|line| line.starts_with("pub mod ")).count();

@@ -211,6 +211,42 @@ async fn an_accepted_retry_gets_an_address_that_tells_its_own_scope_how_it_stand
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_asks_for_its_operation_by_its_own_key() {
+    let (service, go) = held(Policy::required());
+    go.add_permits(1);
+    let key = "order/100%-0000000000000001";
+    service.charge(key).await;
+    let address = "/.onceward/operations/order%2F100%25-0000000000000001";
+    let status = service.send(get(address, ACME)).await;
+    let told = status.json();
+    assert_eq!((status.status, &told["state"]), (200, &"completed".into()));
+    assert_eq!((&told["outcome"], &told["retry"]), (&"executed".into(), &"same_key".into()));
+    assert!(told["expires"].is_string());
+    // Somebody else's, one that is not there, and what cannot be a key.
+    let foreign = service.send(get(address, EVIL)).await;
+    assert_eq!(foreign.status, 404);
+    for absent in ["order-0000000000000002", "%zz", "%", "%C3%A4", ""] {
+        let absent = format!("/.onceward/operations/{absent}");
+        assert_eq!(service.send(get(&absent, ACME)).await, foreign, "{absent}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_for_states_too_often_is_told_to_wait_and_nobody_else() {
+    let (service, _go) = held(Policy::required());
+    let address = "/.onceward/operations/order-0000000000000001";
+    for _ in 0..50 {
+        assert_eq!(service.send(get(address, ACME)).await.status, 404);
+    }
+    let refused = service.send(get(address, ACME)).await;
+    assert_eq!(refused.says(), says(429, "rate_limited"));
+    assert_eq!(refused.header("retry-after"), "1");
+    assert_eq!(service.send(get(address, EVIL)).await.status, 404);
+    pass(seconds(1)).await;
+    assert_eq!(service.send(get(address, ACME)).await.status, 404);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_status_that_the_store_does_not_tell_in_time_is_503() {
     let faults = Faults::default();
     let service =

@@ -18,6 +18,7 @@ mod http_sink;
 mod in_flight;
 mod in_transaction;
 mod lease;
+mod many_records;
 mod observed;
 mod outbox;
 mod outbox_postgres;

@@ -20,6 +20,7 @@ use onceward::{
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
         Resolved, Resumable, StoreFuture, Swept, Write, Written,
+        list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
     testing::{Fault, FaultyStore, StoreCall},
 };
@@ -405,6 +406,18 @@ impl Store for Broken {
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
         self.inner.audit(id)
+    }
+
+    fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
+        self.inner.list_records(query)
+    }
+
+    fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
+        self.inner.audit_log(query)
+    }
+
+    fn stats(&self) -> StoreFuture<'_, Stats> {
+        self.inner.stats()
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {

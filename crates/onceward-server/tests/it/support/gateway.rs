@@ -1,8 +1,8 @@
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader, Read as _, Seek as _},
-    net::SocketAddr,
-    process::{Child, Command, ExitStatus, Stdio},
+    io::{BufRead as _, BufReader, Lines, Read as _, Seek as _},
+    net::{Ipv4Addr, SocketAddr},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
 };
 
 use tempfile::NamedTempFile;
@@ -21,6 +21,7 @@ pub(crate) struct Gateway {
     child: Child,
     pub(crate) address: SocketAddr,
     pub(crate) admin: SocketAddr,
+    stdout: Lines<BufReader<ChildStdout>>,
     log: File,
     /// Read again on SIGHUP.
     config: Option<NamedTempFile>,
@@ -69,19 +70,28 @@ impl Gateway {
         let stderr = Stdio::from(log.try_clone().expect("duplicate"));
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().expect("the binary starts");
-        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut stdout = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut said = |what: &str| -> Option<SocketAddr> {
-            let line = lines.next()?.ok()?;
+            let line = stdout.next()?.ok()?;
             let address = line.strip_prefix(what)?.split_once("://")?.1;
             Some(address.parse().expect("address"))
         };
         let address = said("listening on ");
         let admin = said("admin on ");
-        let (Some(address), Some(admin)) = (address, admin) else {
+        let (Some(address), Some(mut admin)) = (address, admin) else {
             let _ = child.kill();
             panic!("the gateway did not start:\n{}", read(log));
         };
-        Gateway { child, address, admin, log, config: None }
+        if admin.ip().is_unspecified() {
+            admin.set_ip(Ipv4Addr::LOCALHOST.into());
+        }
+        Gateway { child, address, admin, stdout, log, config: None }
+    }
+
+    /// The token that it printed, as it does when it was given none.
+    pub(crate) fn admin_token(&mut self) -> String {
+        let line = self.stdout.next().expect("a line").expect("text");
+        line.rsplit_once(": ").expect("a token").1.to_owned()
     }
 
     /// Sends a signal by name.

@@ -15,6 +15,7 @@ const MIGRATIONS: [&str; 1] = [concat!(
     include_str!("../../../migrations/postgres/0002_functions.sql"),
     include_str!("../../../migrations/postgres/0003_contract.sql"),
     include_str!("../../../migrations/postgres/0004_outbox.sql"),
+    include_str!("../../../migrations/postgres/0005_listing.sql"),
 )];
 
 /// The oldest server that is known to do: 13.
@@ -100,6 +101,9 @@ pub(super) struct Statements {
     pub(super) discard: Arc<str>,
     pub(super) purge_done: Arc<str>,
     pub(super) audit: Arc<str>,
+    pub(super) list: Arc<str>,
+    pub(super) audit_log: Arc<str>,
+    pub(super) stats: Arc<str>,
     pub(super) sweep: Arc<str>,
     pub(super) reap: Arc<str>,
     pub(super) ping: Arc<str>,
@@ -188,6 +192,9 @@ impl Statements {
                  reply_headers, reply_schema, reply_body FROM onceward.audit_records \
                  WHERE scope = $1 AND key = $2 ORDER BY audit_id",
             ),
+            list: named("SELECT * FROM onceward.list($1, $2::jsonb)"),
+            audit_log: named("SELECT * FROM onceward.audit_log($1::jsonb)"),
+            stats: named("SELECT * FROM onceward.stats($1, $2)"),
             sweep: named("SELECT * FROM onceward.sweep($1, $2)"),
             reap: named("SELECT * FROM onceward.reap($1, $2)"),
             ping: named("DELETE FROM onceward.meta WHERE name = 'ping'"),

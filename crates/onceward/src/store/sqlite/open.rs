@@ -19,9 +19,10 @@ use super::{SqliteOptions, error};
 const APPLICATION_ID: u32 = 0x4f6e_6365;
 
 /// Migrations in order. The file's `user_version` says how many of them it has.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     include_str!("../../../migrations/sqlite/0001_records.sql"),
     include_str!("../../../migrations/sqlite/0002_outbox.sql"),
+    include_str!("../../../migrations/sqlite/0003_listing.sql"),
 ];
 
 /// How long to wait for another process that writes, while the file is opened.

@@ -155,6 +155,17 @@ fn decompressed(body: &[u8], length: usize) -> Option<Bytes> {
 }
 
 pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
+    read_with(row, Columns::reply)
+}
+
+/// A record without what was replied: the status is the last column.
+pub(super) fn read_listed(row: &SqliteRow) -> Result<Record, BadRow> {
+    read_with(row, Columns::reply_status)
+}
+
+type ReadReply<'r> = fn(&mut Columns<'r>) -> Result<Option<Reply>, BadRow>;
+
+fn read_with<'r>(row: &'r SqliteRow, reply: ReadReply<'r>) -> Result<Record, BadRow> {
     let mut columns = Columns { row, next: 0 };
     let id = columns.id()?;
     let recipe = columns.number("recipe")?;
@@ -194,7 +205,7 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
     record.reconcile_after = columns.optional_time("reconcile_after")?;
     record.void = columns.flag("void")?;
     record.progress = columns.progress()?;
-    record.reply = columns.reply()?;
+    record.reply = reply(&mut columns)?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {
         return Err(BadRow("reply_status"));
@@ -203,6 +214,15 @@ pub(super) fn read_record(row: &SqliteRow) -> Result<Record, BadRow> {
 }
 
 pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
+    read_audit_with(row, Columns::reply)
+}
+
+/// An audit record without its evidence: the status is the last column.
+pub(super) fn read_listed_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
+    read_audit_with(row, Columns::reply_status)
+}
+
+fn read_audit_with<'r>(row: &'r SqliteRow, reply: ReadReply<'r>) -> Result<AuditRecord, BadRow> {
     let mut columns = Columns { row, next: 0 };
     Ok(AuditRecord {
         at: columns.time("at")?,
@@ -212,7 +232,7 @@ pub(super) fn read_audit(row: &SqliteRow) -> Result<AuditRecord, BadRow> {
         attempt: AttemptId::from_bytes(columns.bytes("attempt")?),
         fence: Fence::from_stored(columns.integer("fence")?),
         reason: columns.text("reason")?.into(),
-        reply: columns.reply()?,
+        reply: reply(&mut columns)?,
     })
 }
 
@@ -311,6 +331,13 @@ impl<'r> Columns<'r> {
             _ => return Err(BadRow("open_effect")),
         };
         Ok(Progress { recovery_point: recovery_point.map(Into::into), open_effect })
+    }
+
+    fn reply_status(&mut self) -> Result<Option<Reply>, BadRow> {
+        let Some(status) = self.get::<Option<i64>>("reply_status")? else { return Ok(None) };
+        let status = u16::try_from(status).ok().and_then(|code| StatusCode::from_u16(code).ok());
+        let status = status.ok_or(BadRow("reply_status"))?;
+        Ok(Some(Reply::new(status, "").status_only()))
     }
 
     fn reply(&mut self) -> Result<Option<Reply>, BadRow> {

@@ -1,0 +1,152 @@
+//! What operators do at a terminal. All of it goes through the admin API, but for `routes audit` and
+//! `openapi`, which also work alone.
+
+use std::{io, process::ExitCode};
+
+use anyhow::Result;
+use clap::{Args, CommandFactory as _, Subcommand, ValueEnum};
+
+use crate::cli::{Cli, Output};
+
+mod bulk; // many records: a plan, and its application
+mod client; // the admin API, from outside
+mod keys; // one record, and lists
+mod routes; // routes audit
+mod table; // for people
+
+use client::Client;
+pub(crate) use routes::{AUDIT_EXAMPLES as ROUTES_AUDIT_EXAMPLES, AuditArgs};
+
+/// Something that is not unprotected, nor a refusal of ours, went wrong.
+const FAILED: u8 = 1;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Operate {
+    /// Looks at records, and decides about them.
+    #[command(subcommand, after_help = KEYS_EXAMPLES)]
+    Keys(keys::Keys),
+    /// Records whose outcome nobody knows.
+    #[command(subcommand)]
+    Unknown(keys::Unknown),
+    /// Lists what was decided and by whom, the latest first.
+    #[command(after_help = AUDIT_EXAMPLES)]
+    Audit(keys::AuditArgs),
+    /// Counts records by state.
+    #[command(after_help = STATS_EXAMPLES)]
+    Stats(keys::StatsArgs),
+    /// Prints the OpenAPI document of the admin API.
+    Openapi,
+    /// Prints what a shell needs to complete commands.
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+/// Which shell.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Shell {
+    /// bash
+    Bash,
+    /// zsh
+    Zsh,
+    /// fish
+    Fish,
+}
+
+/// Where the server is, and how answers are shown.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Server {
+    /// The admin listener of the server.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ONCEWARD_ADMIN",
+        default_value = "http://127.0.0.1:8081"
+    )]
+    admin: String,
+
+    /// The token of the admin API; better in the environment than on a command line.
+    #[arg(long, value_name = "TOKEN", env = "ONCEWARD_ADMIN_TOKEN", hide_env_values = true)]
+    token: Option<String>,
+
+    /// How answers are shown.
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+}
+
+/// Runs a command. Errors are told here, so that 2 is left for what a command found.
+pub(crate) async fn run(command: Operate) -> ExitCode {
+    let ended = match command {
+        Operate::Keys(command) => keys::run(command).await,
+        Operate::Unknown(command) => keys::unknown(command).await,
+        Operate::Audit(args) => keys::audit(args).await,
+        Operate::Stats(args) => keys::stats(args).await,
+        Operate::Openapi => print_json(&crate::admin::api::document()).map(|()| ExitCode::SUCCESS),
+        Operate::Completions { shell } => {
+            complete(shell);
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    told(ended)
+}
+
+/// `routes audit`, which works without a server too.
+pub(crate) async fn audit(args: AuditArgs) -> ExitCode {
+    told(routes::audit(args).await)
+}
+
+fn told(ended: Result<ExitCode>) -> ExitCode {
+    ended.unwrap_or_else(|error| {
+        eprintln!("onceward: {error:#}");
+        ExitCode::from(FAILED)
+    })
+}
+
+fn complete(shell: Shell) {
+    let shell = match shell {
+        Shell::Bash => clap_complete::Shell::Bash,
+        Shell::Zsh => clap_complete::Shell::Zsh,
+        Shell::Fish => clap_complete::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "onceward", &mut script);
+    // Whoever closed the pipe has enough.
+    let _ = io::Write::write_all(&mut io::stdout(), &script);
+}
+
+fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    print(&format!("{}\n", serde_json::to_string_pretty(value)?));
+    Ok(())
+}
+
+fn print(text: &str) {
+    // As `complete` does.
+    let _ = io::Write::write_all(&mut io::stdout(), text.as_bytes());
+}
+
+const KEYS_EXAMPLES: &str = "\
+Examples:
+  onceward keys list --filter state=unknown --filter older_than=1h
+  onceward keys show --scope acme --key order-0000000000000001
+  onceward keys resolve ID --completed --status 201 --body '{\"id\":7}' \\
+      --reason 'ticket 7' --evidence 'the ledger of the provider'
+  onceward keys release --filter state=unknown --reason 'ticket 8' --evidence 'provider was down'
+  onceward keys release --apply PLAN:HASH
+  onceward keys export --filter route='POST /v1/**' > records.jsonl";
+
+const AUDIT_EXAMPLES: &str = "\
+Examples:
+  onceward audit
+  onceward audit --event voided --from 2026-01-01T00:00:00Z -o json";
+
+const STATS_EXAMPLES: &str = "\
+Examples:
+  onceward stats
+  onceward stats -o json";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  onceward completions bash > /etc/bash_completion.d/onceward
+  onceward completions zsh > ~/.zfunc/_onceward";

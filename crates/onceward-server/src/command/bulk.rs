@@ -1,0 +1,119 @@
+//! Changing many records: first a plan, then its application.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Client, Output,
+    keys::{Because, EvidenceArgs, FilterArgs},
+    print, print_json,
+    table::{plain, table},
+};
+use crate::admin::api::types::{Applied, Evidence, PlanView};
+
+/// How many ids of a plan are shown to people.
+const SHOWN_MAX: usize = 5;
+
+/// Many records at once.
+#[derive(Debug, Args)]
+pub(crate) struct Bulk {
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// Applies a plan that was looked at; or, with --filter, what the filter finds now.
+    #[arg(long, value_name = "PLAN:HASH", num_args = 0..=1, default_missing_value = "")]
+    apply: Option<String>,
+}
+
+pub(super) async fn release(
+    client: &Client,
+    bulk: Bulk,
+    because: Because,
+    evidence: EvidenceArgs,
+) -> Result<ExitCode> {
+    let planned = !bulk.filter.filter.is_empty();
+    let evidence = if planned { Some(evidence.evidence()?) } else { None };
+    run(client, bulk, "release", because, evidence).await
+}
+
+pub(super) async fn void(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
+    run(client, bulk, "void", because, None).await
+}
+
+async fn run(
+    client: &Client,
+    bulk: Bulk,
+    action: &str,
+    because: Because,
+    evidence: Option<Evidence>,
+) -> Result<ExitCode> {
+    if bulk.filter.filter.is_empty() {
+        let plan = bulk.apply.filter(|plan| !plan.is_empty());
+        let plan = plan.context("which records? give an id, --scope and --key, or --filter")?;
+        let Some((plan, hash)) = plan.split_once(':') else {
+            bail!("--apply takes PLAN:HASH, as the plan was shown");
+        };
+        return apply(client, plan, hash).await;
+    }
+    if bulk.apply.as_deref().is_some_and(|plan| !plan.is_empty()) {
+        bail!("a plan has its records already: give --filter or --apply PLAN:HASH, not both");
+    }
+    let mut filter = Map::new();
+    for (name, value) in bulk.filter.filter {
+        if filter.insert(name.clone(), Value::String(value)).is_some() {
+            bail!("--filter {name} is given twice");
+        }
+    }
+    let reason = because.reason.context("why? give --reason")?;
+    let mut document = json!({ "filter": filter, "action": action, "reason": reason });
+    if let Some(evidence) = evidence {
+        document["evidence"] = serde_json::to_value(evidence)?;
+    }
+    let plan: PlanView = client.post("/plans", &document).await?;
+    if bulk.apply.is_some() {
+        return apply(client, &plan.plan, &plan.hash).await;
+    }
+    match client.output {
+        Output::Json => print_json(&plan)?,
+        Output::Table => show(&plan),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(plan: &PlanView) {
+    let (action, count) = (plan.action.name(), plan.count);
+    print(&format!("This would {action} {count} records; nothing was changed yet.\n"));
+    for id in plan.ids.iter().take(SHOWN_MAX) {
+        print(&format!("  {}\n", plain(id)));
+    }
+    if plan.ids.len() > SHOWN_MAX {
+        print(&format!("  ... and {} more (-o json shows all)\n", plan.ids.len() - SHOWN_MAX));
+    }
+    if plan.more {
+        print("More records match than one plan may hold: make another one afterwards.\n");
+    }
+    let (name, hash) = (&plan.plan, &plan.hash);
+    print(&format!(
+        "\nUntil {}:\n  onceward keys {action} --apply {name}:{hash}\n",
+        plan.expires_at
+    ));
+}
+
+async fn apply(client: &Client, plan: &str, hash: &str) -> Result<ExitCode> {
+    let document = json!({ "hash": hash });
+    let applied: Applied = client.post(&format!("/plans/{plan}/apply"), &document).await?;
+    match client.output {
+        Output::Json => print_json(&applied)?,
+        Output::Table => {
+            print(&format!("{} records were changed.\n", applied.applied));
+            if !applied.skipped.is_empty() {
+                print(&format!("{} were not:\n", applied.skipped.len()));
+                let rows = applied.skipped.iter().map(|it| vec![plain(&it.id), it.code.clone()]);
+                print(&table(&["id", "why"], &rows.collect::<Vec<_>>()));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

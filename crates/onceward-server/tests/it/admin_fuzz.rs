@@ -1,0 +1,241 @@
+//! The OpenAPI document is the truth: all of it answers, and whatever is sent, every answer is one
+//! that it tells of.
+
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
+use serde_json::{Map, Value, json};
+
+use crate::support::{
+    ALICE, Act, Answer, Gate, Gateway, Upstream, admin, document, post, response, violation,
+};
+
+/// An endpoint of the document.
+struct Endpoint {
+    path: String,
+    method: String,
+    operation: Value,
+}
+
+fn endpoints(openapi: &Value) -> Vec<Endpoint> {
+    let mut endpoints = Vec::new();
+    for (path, item) in openapi["paths"].as_object().expect("paths") {
+        for (method, operation) in item.as_object().expect("methods") {
+            let (path, method) = (path.clone(), method.to_uppercase());
+            endpoints.push(Endpoint { path, method, operation: operation.clone() });
+        }
+    }
+    endpoints
+}
+
+/// A gateway with a record in each of a few states.
+fn populated() -> (Upstream, Gateway, Vec<String>) {
+    let upstream = Upstream::start(|_, seen| match &seen.body[..] {
+        b"\"vanish\"" => Act::SendAndClose(Vec::new(), Gate::default()),
+        _ => Act::Send(response(201, "", "done")),
+    });
+    let gateway = Gateway::with(upstream.address, ALICE);
+    for number in 0..40 {
+        let body = if number % 2 == 0 { "\"vanish\"" } else { "{}" };
+        post(gateway.address, &format!("order-{number:016}"), body, &[]);
+    }
+    let page = document(&admin(&gateway, "GET", "/api/v1/keys", None));
+    let ids = page["records"].as_array().expect("records").iter();
+    let ids = ids.map(|record| record["id"].as_str().expect("an id").to_owned()).collect();
+    (upstream, gateway, ids)
+}
+
+/// Whether the document tells of this answer.
+fn judge(openapi: &Value, endpoint: &Endpoint, answer: &Answer, sent: &str) {
+    let status = answer.status;
+    assert!(status < 500, "{sent}: {status} {}", answer.text());
+    let told = &endpoint.operation["responses"][status.to_string()];
+    assert!(told.is_object(), "{sent}: {status} is not told of");
+    let kind = answer.header("content-type").unwrap_or_default();
+    let schema = &told["content"][kind]["schema"];
+    assert!(schema.is_object(), "{sent}: {kind} is not told of for {status}");
+    let lines = kind == "application/jsonl";
+    let bodies: Vec<&str> =
+        if lines { answer.text().lines().collect() } else { vec![answer.text()] };
+    for body in bodies {
+        let body: Value = serde_json::from_str(body).expect("JSON");
+        let wrong = violation(openapi, schema, &body);
+        assert_eq!(wrong, None, "{sent}: {status} {body}");
+    }
+}
+
+#[test]
+fn every_path_and_method_of_the_document_answers_as_it_says() {
+    let (_upstream, gateway, ids) = populated();
+    let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
+    assert_eq!(openapi["openapi"], "3.1.0");
+    let endpoints = endpoints(&openapi);
+    assert_eq!(endpoints.len(), 12);
+    for endpoint in &endpoints {
+        let path = endpoint.path.replace("{id}", &ids[0]);
+        let body = endpoint.operation.get("requestBody").map(|_| json!({}));
+        let answer = admin(&gateway, &endpoint.method, &path, body.as_ref());
+        let expected = if body.is_some() { 400 } else { 200 };
+        assert_eq!(answer.status, expected, "{} {path}: {}", endpoint.method, answer.text());
+        judge(&openapi, endpoint, &answer, &path);
+        let other = admin(&gateway, "DELETE", &path, None);
+        assert_eq!(other.status, 405);
+        assert!(other.header("allow").is_some_and(|allow| allow.contains(&endpoint.method)));
+        judge(&openapi, endpoint, &other, &path);
+    }
+}
+
+#[test]
+fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
+    let seed: u64 = match std::env::var("ONCEWARD_SEED") {
+        Ok(seed) => seed.parse().expect("a number"),
+        Err(_) => rand::random(),
+    };
+    println!("ONCEWARD_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let (_upstream, gateway, ids) = populated();
+    let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
+    let endpoints = endpoints(&openapi);
+    let mut statuses = std::collections::BTreeMap::<u16, u32>::new();
+    for _ in 0..1500 {
+        let endpoint = endpoints.choose(&mut random).expect("endpoints");
+        let id = match random.random_range(0..4) {
+            0 => word(&mut random),
+            _ => ids.choose(&mut random).expect("ids").clone(),
+        };
+        let mut path = endpoint.path.replace("{id}", &encoded(&id));
+        let query = query(&mut random, &endpoint.operation);
+        if !query.is_empty() {
+            path = format!("{path}?{query}");
+        }
+        let schema = &endpoint.operation["requestBody"]["content"]["application/json"]["schema"];
+        let body = schema.is_object().then(|| made(&mut random, &openapi, schema));
+        let answer = admin(&gateway, &endpoint.method, &path, body.as_ref());
+        let sent = format!("{} {path} {body:?}", endpoint.method);
+        judge(&openapi, endpoint, &answer, &sent);
+        *statuses.entry(answer.status).or_default() += 1;
+    }
+    // It reached what it is about: calls that were done, refused, and in conflict.
+    for status in [200, 400, 404, 409] {
+        assert!(statuses.get(&status).is_some_and(|count| *count > 5), "{statuses:?}");
+    }
+}
+
+/// Texts that programs stumble over, and some that fit.
+const WORDS: [&str; 22] = [
+    "",
+    " ",
+    "a",
+    "unknown",
+    "completed",
+    "release",
+    "void",
+    "not_executed",
+    "created_at",
+    "2026-01-01T00:00:00Z",
+    "9999-12-31T23:59:60+23:59",
+    "1h",
+    "999999d",
+    "\u{0}",
+    "\n",
+    "%",
+    "'; DROP TABLE records",
+    "\u{202e}\u{1f4a9}",
+    "v1.YQ.Yg",
+    "-1",
+    "1e400",
+    "\\x00",
+];
+
+fn word(random: &mut StdRng) -> String {
+    match random.random_range(0..10) {
+        0 => "x".repeat(random.random_range(200..1200)),
+        _ => (*WORDS.choose(random).expect("words")).to_owned(),
+    }
+}
+
+fn encoded(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' | b'_' => {
+                char::from(byte).to_string()
+            }
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
+fn query(random: &mut StdRng, operation: &Value) -> String {
+    let known = operation["parameters"].as_array().into_iter().flatten();
+    let known: Vec<&Value> = known.filter(|parameter| parameter["in"] == "query").collect();
+    let mut pairs = Vec::new();
+    for parameter in known {
+        if random.random_range(0..6) > 0 {
+            continue;
+        }
+        let name = parameter["name"].as_str().expect("a name");
+        let value = match parameter["schema"]["enum"].as_array() {
+            Some(allowed) if random.random() => {
+                allowed.choose(random).and_then(Value::as_str).expect("values").to_owned()
+            }
+            _ => word(random),
+        };
+        pairs.push(format!("{name}={}", encoded(&value)));
+    }
+    if random.random_range(0..30) == 0 {
+        pairs.push(format!("{}=1", encoded(&word(random))));
+    }
+    pairs.join("&")
+}
+
+/// A value of a schema, more often than not.
+fn made(random: &mut StdRng, openapi: &Value, schema: &Value) -> Value {
+    if random.random_range(0..25) == 0 {
+        return nonsense(random);
+    }
+    if let Some(name) = schema["$ref"].as_str() {
+        let target = openapi.pointer(name.trim_start_matches('#')).expect("a schema");
+        return made(random, openapi, target);
+    }
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let choice = choices.choose(random).expect("choices");
+        return made(random, openapi, choice);
+    }
+    if let Some(allowed) = schema["enum"].as_array() {
+        return allowed.choose(random).expect("values").clone();
+    }
+    let kind = match &schema["type"] {
+        Value::Array(kinds) => kinds.choose(random).cloned().unwrap_or_default(),
+        kind => kind.clone(),
+    };
+    match kind.as_str() {
+        Some("object") => {
+            let required = schema["required"].as_array().cloned().unwrap_or_default();
+            let mut object = Map::new();
+            for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+                let needed = required.contains(&json!(name));
+                if needed && random.random_range(0..40) > 0 || random.random_range(0..4) == 0 {
+                    object.insert(name.clone(), made(random, openapi, property));
+                }
+            }
+            if random.random_range(0..40) == 0 {
+                object.insert(word(random), nonsense(random));
+            }
+            Value::Object(object)
+        }
+        Some("string") if schema["format"] == "date-time" => json!("2026-01-01T00:00:00Z"),
+        Some("string") if random.random() => json!("ticket 7"),
+        Some("string") => json!(word(random)),
+        Some("integer") => match random.random_range(0..4) {
+            0 => json!(random.random::<i64>()),
+            1 => json!(-1),
+            _ => json!(random.random_range(1..600)),
+        },
+        Some("boolean") => json!(random.random::<bool>()),
+        _ => Value::Null,
+    }
+}
+
+fn nonsense(random: &mut StdRng) -> Value {
+    let some =
+        [Value::Null, json!([]), json!({}), json!(0.5), json!(u64::MAX), json!(word(random))];
+    some.choose(random).expect("values").clone()
+}

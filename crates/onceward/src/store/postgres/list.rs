@@ -1,0 +1,122 @@
+//! What operators ask for: lists in pages, and counts. The SQL is in `0005_listing.sql`.
+
+use serde_json::{Value, json};
+use sqlx::{Row as _, postgres::PgRow};
+
+use super::{
+    link::{Caller as _, Link, call},
+    row::{FoundRow, damaged, read_audit, uuid},
+    workers::{fetch, unreadable},
+};
+use crate::{
+    clock::Timestamp,
+    key::Key,
+    record::{RecordId, State},
+    scope::Scope,
+    store::{
+        StoreError,
+        list::{
+            AuditPage, AuditQuery, COUNTED_MAX, Count, KeyFilter, Order, Page, Query, Sort, Stats,
+            shown,
+        },
+    },
+};
+
+pub(super) async fn page(link: &mut Link, query: Query) -> Result<Page, StoreError> {
+    let filter = filter(&query).to_string();
+    let bind = |link: &Link| call(&link.statements().list).bind(link.now()).bind(filter.clone());
+    let rows = fetch(link, bind).await?;
+    let read = |row: &PgRow| {
+        let found = FoundRow(row);
+        let record = found.record(&id_of(row)?).map_err(damaged)?;
+        Ok(shown(&record, found.now().map_err(damaged)?))
+    };
+    let records: Result<Vec<_>, StoreError> = rows.iter().map(read).collect();
+    Ok(query.cut(records?.into_iter().flatten().collect()))
+}
+
+pub(super) async fn audit_page(
+    link: &mut Link,
+    query: AuditQuery,
+) -> Result<AuditPage, StoreError> {
+    let filter = audit_filter(&query).to_string();
+    let bind = |link: &Link| call(&link.statements().audit_log).bind(filter.clone());
+    let rows = fetch(link, bind).await?;
+    let read = |row: &PgRow| read_audit(row, &id_of(row)?).map_err(damaged);
+    let records: Result<Vec<_>, StoreError> = rows.iter().map(read).collect();
+    Ok(query.cut(records?))
+}
+
+pub(super) async fn stats(link: &mut Link) -> Result<Stats, StoreError> {
+    let most = i64::from(COUNTED_MAX);
+    let bind = |link: &Link| call(&link.statements().stats).bind(link.now()).bind(most);
+    let mut stats = Stats::default();
+    for row in fetch(link, bind).await? {
+        let state = row.try_get(0).ok().and_then(State::from_name).ok_or_else(unreadable)?;
+        let records: i64 = row.try_get(1).map_err(|_| unreadable())?;
+        let estimated = row.try_get(2).map_err(|_| unreadable())?;
+        let oldest: Option<i64> = row.try_get(3).map_err(|_| unreadable())?;
+        stats.set(state, Count { records: u64::try_from(records).unwrap_or(0), estimated });
+        stats.note_oldest(state, oldest.map(Timestamp::from_micros));
+    }
+    Ok(stats)
+}
+
+fn id_of(row: &PgRow) -> Result<RecordId, StoreError> {
+    let text = |name| row.try_get::<&str, _>(name).map_err(|_| unreadable());
+    let scope = Scope::new(text("scope")?).map_err(|_| unreadable())?;
+    let key = Key::new(text("key")?).map_err(|_| unreadable())?;
+    Ok(RecordId { scope, key })
+}
+
+/// What the function `list` understands. What is null is not asked for.
+fn filter(query: &Query) -> Value {
+    let (key, key_prefix) = match &query.key {
+        None => (None, None),
+        Some(KeyFilter::Exact(key)) => (Some(key.as_str()), None),
+        Some(KeyFilter::Prefix(prefix)) => (None, Some(&**prefix)),
+    };
+    let micros = |at: Option<Timestamp>| at.map(Timestamp::as_micros);
+    // A far too long age must not overflow there.
+    let age = query.older_than.map(|age| i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
+    json!({
+        "scope": query.scope.as_ref().map(Scope::as_str),
+        "key": key,
+        "key_prefix": key_prefix,
+        "states": query.states.iter().map(|state| state.name()).collect::<Vec<_>>(),
+        "route": query.route,
+        "effects": query.effects.map(|effects| effects.name()),
+        "created_from": micros(query.created.from),
+        "created_before": micros(query.created.before),
+        "finished_from": micros(query.finished.from),
+        "finished_before": micros(query.finished.before),
+        "older_than": age,
+        "sort": match query.sort {
+            Sort::CreatedAt => "created_at",
+            Sort::ExpiresAt => "expires_at",
+        },
+        "descending": query.order == Order::Descending,
+        "after_at": query.after.as_ref().map(|after| after.at.as_micros()),
+        "after_scope": query.after.as_ref().map(|after| after.id.scope.as_str()),
+        "after_key": query.after.as_ref().map(|after| after.id.key.as_str()),
+        "limit": query.page_size() + 1,
+    })
+}
+
+fn audit_filter(query: &AuditQuery) -> Value {
+    let after = query.after.as_ref();
+    json!({
+        "event": query.event.map(|event| event.name()),
+        "scope": query.scope.as_ref().map(Scope::as_str),
+        "from": query.at.from.map(Timestamp::as_micros),
+        "before": query.at.before.map(Timestamp::as_micros),
+        "after_at": after.map(|after| after.at.as_micros()),
+        "after_scope": after.map(|after| after.id.scope.as_str()),
+        "after_key": after.map(|after| after.id.key.as_str()),
+        "after_generation": after.map(|after| after.generation),
+        "after_event": after.map(|after| after.event),
+        "after_attempt": after.map(|after| uuid(after.attempt).to_string()),
+        "after_fence": after.map(|after| after.fence.number()),
+        "limit": query.page_size() + 1,
+    })
+}
