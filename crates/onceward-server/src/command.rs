@@ -15,7 +15,10 @@ mod routes; // routes audit
 mod table; // for people
 
 use client::Client;
-pub(crate) use routes::{AUDIT_EXAMPLES as ROUTES_AUDIT_EXAMPLES, AuditArgs};
+pub(crate) use routes::{
+    AUDIT_EXAMPLES as ROUTES_AUDIT_EXAMPLES, AuditArgs, SHADOW_EXAMPLES as ROUTES_SHADOW_EXAMPLES,
+    ShadowArgs,
+};
 
 /// Something that is not unprotected, nor a refusal of ours, went wrong.
 const FAILED: u8 = 1;
@@ -95,6 +98,11 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
 /// `routes audit`, which works without a server too.
 pub(crate) async fn audit(args: AuditArgs) -> ExitCode {
     told(routes::audit(args).await)
+}
+
+/// `routes shadow`.
+pub(crate) async fn shadow(args: ShadowArgs) -> ExitCode {
+    told(routes::shadow(args).await)
 }
 
 fn told(ended: Result<ExitCode>) -> ExitCode {

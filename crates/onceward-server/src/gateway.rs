@@ -47,7 +47,7 @@ pub(crate) use headers::Rewrite;
 use headers::Trailers;
 use paced::Paced;
 pub(crate) use pass::Pace;
-pub(crate) use shadow::Shadow;
+pub(crate) use shadow::{Observation, Shadow};
 use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};
 
@@ -82,6 +82,11 @@ impl Gateway {
             budget: Arc::new(Budget::new(limits.buffered_bytes_max)),
             body_time_max: limits.body_time_max,
         }
+    }
+
+    /// What is seen on shadow routes.
+    pub(crate) fn shadow(&self) -> &Arc<Shadow> {
+        &self.shadow
     }
 
     /// From the next request on, this setup holds.

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
             Command::Config(command) => Ok(describe::config(command)),
             Command::Routes(RoutesCommand::List(args)) => Ok(describe::routes(args)),
             Command::Routes(RoutesCommand::Audit(args)) => Ok(command::audit(args).await),
+            Command::Routes(RoutesCommand::Shadow(args)) => Ok(command::shadow(args).await),
             Command::Explain(args) => Ok(describe::explain(&args)),
             Command::Operate(command) => Ok(command::run(command).await),
         }

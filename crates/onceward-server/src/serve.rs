@@ -82,7 +82,8 @@ impl Running {
         let gateway = Gateway::new(setup, &config.limits);
         let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
         let (access, admin_token) = config.admin_settings.access();
-        let api = Api::new(Arc::clone(&store.store), access, traffic.clone());
+        let shadow = Arc::clone(gateway.shadow());
+        let api = Api::new(Arc::clone(&store.store), access, traffic.clone(), shadow);
         let admin = Admin::new(Arc::clone(&store.store), metrics, api);
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
         let gateway_listening = Listening::bind_with(

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::access::{Access, Who};
-use crate::traffic::Traffic;
+use crate::{gateway::Shadow, traffic::Traffic};
 
 mod keys; // list, show, export, audit, stats
 mod openapi; // the document
@@ -29,7 +29,7 @@ pub(crate) use problem::Problem;
 use query::{FILTER, Parameters};
 use types::{
     Applied, ApplyRequest, AuditPageView, Changed, KeyDetail, KeyPage, PlanRequest, PlanView,
-    ReleaseRequest, ResolveRequest, StatsView, TrafficView, VoidRequest,
+    ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest,
 };
 
 /// The body of an answer: whole, or a stream.
@@ -52,6 +52,7 @@ struct Inner {
     access: Access,
     plans: Plans,
     traffic: Traffic,
+    shadow: Arc<Shadow>,
 }
 
 /// One thing that can be asked for.
@@ -80,6 +81,7 @@ enum Operation {
     Stats,
     Audit,
     Traffic,
+    Shadow,
     Document,
 }
 
@@ -117,7 +119,7 @@ const fn post(
     Endpoint { method, path, operation, summary, parameters: &[], request, answer: (JSON, answer) }
 }
 
-static ENDPOINTS: [Endpoint; 12] = [
+static ENDPOINTS: [Endpoint; 13] = [
     get("/keys", Operation::ListKeys, "Lists records", &LIST, (JSON, "KeyPage")),
     get("/keys/{}", Operation::ShowKey, "Shows a record and its past", &[], (JSON, "KeyDetail")),
     post(
@@ -165,12 +167,24 @@ static ENDPOINTS: [Endpoint; 12] = [
         &[],
         (JSON, "TrafficView"),
     ),
+    get(
+        "/shadow",
+        Operation::Shadow,
+        "What protection would have done on shadow routes, the latest last",
+        &[],
+        (JSON, "ShadowView"),
+    ),
     get("/openapi.json", Operation::Document, "This document", &[], (JSON, "")),
 ];
 
 impl Api {
-    pub(crate) fn new(store: Arc<dyn Store>, access: Access, traffic: Traffic) -> Self {
-        Api(Arc::new(Inner { store, access, plans: Plans::default(), traffic }))
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        access: Access,
+        traffic: Traffic,
+        shadow: Arc<Shadow>,
+    ) -> Self {
+        Api(Arc::new(Inner { store, access, plans: Plans::default(), traffic, shadow }))
     }
 
     /// Whether this path is ours.
@@ -237,6 +251,7 @@ impl Api {
             Operation::Stats => json(&StatsView::from(store.stats().await?)),
             Operation::Audit => json(&keys::audit(store, parameters.audit_query()?).await?),
             Operation::Traffic => json(&self.0.traffic.seen()),
+            Operation::Shadow => json(&ShadowView::from(self.0.shadow.listed())),
             Operation::Document => json(&document()),
             Operation::ResolveKey => {
                 let asked: ResolveRequest = read(parts, body).await?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::ServeArgs;
-use crate::command::{AuditArgs, ROUTES_AUDIT_EXAMPLES};
+use crate::command::{AuditArgs, ROUTES_AUDIT_EXAMPLES, ROUTES_SHADOW_EXAMPLES, ShadowArgs};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
@@ -34,6 +34,9 @@ pub(crate) enum RoutesCommand {
     /// is given. PUT and DELETE are idempotent by themselves and not listed.
     #[command(after_help = ROUTES_AUDIT_EXAMPLES)]
     Audit(AuditArgs),
+    /// Lists what a running server would have done on routes with `key = "shadow"`.
+    #[command(after_help = ROUTES_SHADOW_EXAMPLES)]
+    Shadow(ShadowArgs),
 }
 
 /// A configuration: a file, and the flags of `serve` that would override it.

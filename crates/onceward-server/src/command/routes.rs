@@ -13,7 +13,7 @@ use super::{
     table::{plain, table},
 };
 use crate::{
-    admin::api::types::TrafficView,
+    admin::api::types::{Observed, ShadowView, TrafficView},
     cli::ServeArgs,
     config::{Config, KeyUse, RouteTable, Treatment},
     traffic::changes_things,
@@ -40,6 +40,12 @@ pub(crate) struct AuditArgs {
     #[arg(long)]
     allow_optional: bool,
 
+    #[command(flatten)]
+    server: Server,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShadowArgs {
     #[command(flatten)]
     server: Server,
 }
@@ -96,6 +102,21 @@ pub(super) async fn audit(args: AuditArgs) -> Result<ExitCode> {
     let open = found.iter().filter(is_open).count();
     show(&found, open, args.server.output)?;
     Ok(if open == 0 { ExitCode::SUCCESS } else { ExitCode::from(UNPROTECTED) })
+}
+
+pub(super) async fn shadow(args: ShadowArgs) -> Result<ExitCode> {
+    let seen: ShadowView = Client::new(&args.server)?.get("/shadow", &[]).await?;
+    if args.server.output == Output::Json {
+        print_json(&seen)?;
+    } else {
+        let row = |it: &Observed| {
+            let digest = it.key_digest.clone().unwrap_or_default();
+            vec![it.at.clone(), it.would.clone(), it.method.clone(), plain(&it.path), digest]
+        };
+        let rows: Vec<Vec<String>> = seen.observations.iter().map(row).collect();
+        print(&table(&["at", "would", "method", "path", "key"], &rows));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn show(found: &[Finding], open: usize, output: Output) -> Result<()> {
@@ -182,6 +203,11 @@ Examples:
   onceward routes audit --traffic
 
 Ends with 0 when all is protected, with 2 when something is not, with 1 when it cannot be told.";
+
+pub(crate) const SHADOW_EXAMPLES: &str = "\
+Examples:
+  onceward routes shadow
+  onceward routes shadow -o json";
 
 #[cfg(test)]
 mod tests {

@@ -54,7 +54,6 @@ impl Verdict {
 
 /// A request that a protected route would not just have executed.
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "read by the admin API")]
 pub(crate) struct Observation {
     pub(crate) at: SystemTime,
     pub(crate) route: Box<str>,
@@ -107,7 +106,6 @@ impl Shadow {
     }
 
     /// The last observations, oldest first.
-    #[allow(dead_code, reason = "read by the admin API")]
     pub(crate) fn listed(&self) -> Vec<Observation> {
         self.lock().listed.iter().cloned().collect()
     }

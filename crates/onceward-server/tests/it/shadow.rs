@@ -2,8 +2,11 @@
 
 use std::thread;
 
+use serde_json::Value;
+
 use crate::support::{
-    Act, Connection, Gate, Gateway, Upstream, eventually, ok, post, request, response, send,
+    ALICE, Act, Connection, Gate, Gateway, Upstream, admin, document, eventually, ok, post,
+    request, response, send,
 };
 
 const SHADOW: &str = "[defaults]\nkey = \"shadow\"\n";
@@ -20,7 +23,7 @@ fn metric(gateway: &Gateway, would: &str) -> String {
 #[test]
 fn every_request_passes_and_what_would_have_been_done_is_counted_and_logged() {
     let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
-    let gateway = Gateway::with(upstream.address, SHADOW);
+    let gateway = Gateway::with(upstream.address, &format!("{SHADOW}{ALICE}"));
     for would in ["execute", "replay", "idempotency_key_missing"] {
         assert_eq!(metric(&gateway, would), "0", "{would}");
     }
@@ -47,6 +50,19 @@ fn every_request_passes_and_what_would_have_been_done_is_counted_and_logged() {
     let log = gateway.log();
     assert_eq!(log.matches("shadow: a protected route").count(), 5, "{log}");
     assert!(!log.contains(KEY));
+    let listed = document(&admin(&gateway, "GET", "/api/v1/shadow", None));
+    let would = |it: &Value| it["would"].as_str().expect("a word").to_owned();
+    let would: Vec<String> =
+        listed["observations"].as_array().expect("a list").iter().map(would).collect();
+    let expected = [
+        "idempotency_key_missing",
+        "replay",
+        "idempotency_key_reused_with_different_payload",
+        "idempotency_key_invalid",
+        "replay",
+    ];
+    assert_eq!(would, expected);
+    assert!(!listed.to_string().contains(KEY));
     let seen = &upstream.seen()[1];
     assert_eq!((seen.header("idempotency-key"), &*seen.body), (Some(KEY), &b"{}"[..]));
     assert_eq!(seen.header("onceward-operation"), None);

@@ -5,8 +5,8 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::{
     Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, FILTER, JSON, KeyDetail,
-    KeyPage, PREFIX, PlanRequest, PlanView, ReleaseRequest, ResolveRequest, StatsView, TrafficView,
-    VoidRequest, problem::ProblemDocument, query::Filter, types::KeyRecord,
+    KeyPage, PREFIX, PlanRequest, PlanView, ReleaseRequest, ResolveRequest, ShadowView, StatsView,
+    TrafficView, VoidRequest, problem::ProblemDocument, query::Filter, types::KeyRecord,
 };
 
 /// What every endpoint may answer instead.
@@ -150,6 +150,7 @@ fn schemas() -> Map<String, Value> {
     add::<StatsView>(&mut all);
     add::<AuditPageView>(&mut all);
     add::<TrafficView>(&mut all);
+    add::<ShadowView>(&mut all);
     add::<ProblemDocument>(&mut all);
     all
 }

@@ -1,6 +1,9 @@
 //! What goes over the wire. The OpenAPI document is made from these types.
 
+use std::time::UNIX_EPOCH;
+
 use onceward::{
+    clock::Timestamp,
     record::{AuditRecord, Record},
     reply::{Reply, ReplyBody},
     store::list::{Count, Stats},
@@ -9,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::super::time::rfc3339;
+use crate::gateway::Observation;
 
 /// Texts of operators are words of one line.
 pub(super) const TEXT_MAX: usize = 500;
@@ -486,4 +490,46 @@ pub(crate) struct Seen {
     pub(crate) path: String,
     /// How often.
     pub(crate) requests: u64,
+}
+
+/// What protection would have done, if it were switched on.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct ShadowView {
+    /// The last requests that would not simply have been executed.
+    pub(crate) observations: Vec<Observed>,
+}
+
+/// A request on a shadow route.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct Observed {
+    /// When it came.
+    pub(crate) at: String,
+    /// The route.
+    pub(crate) route: String,
+    /// The method.
+    pub(crate) method: String,
+    /// The path without its query.
+    pub(crate) path: String,
+    /// What stands for the key in logs.
+    pub(crate) key_digest: Option<String>,
+    /// `replay`, or the code of the refusal.
+    pub(crate) would: String,
+}
+
+impl From<Vec<Observation>> for ShadowView {
+    fn from(listed: Vec<Observation>) -> Self {
+        let time = |it: &Observation| {
+            let since = it.at.duration_since(UNIX_EPOCH).unwrap_or_default();
+            Timestamp::from_micros(0).plus(since)
+        };
+        let observed = |it: Observation| Observed {
+            at: rfc3339(time(&it)),
+            route: it.route.into(),
+            method: it.method.into(),
+            path: it.path.into(),
+            key_digest: it.key_digest,
+            would: it.verdict.name().to_owned(),
+        };
+        ShadowView { observations: listed.into_iter().map(observed).collect() }
+    }
 }
