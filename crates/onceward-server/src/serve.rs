@@ -129,6 +129,7 @@ impl Running {
             ("scope.from", config.scope.name() != self.config.scope.name()),
             ("[tls]", config.tls != self.config.tls),
             ("[limits]", config.limits != self.config.limits),
+            ("[admin]", config.admin_settings != self.config.admin_settings),
         ];
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect();

@@ -37,6 +37,9 @@ pub use advance::{
 pub use decide::{Decision, Refusal, decide};
 pub use resolve::resolve;
 
+/// Why an attempt was given up that may still be at work.
+pub(crate) const MAX_EXECUTION_EXCEEDED: &str = "max_execution_exceeded";
+
 /// How long things need to settle before "it did not happen" can be believed: a request that was
 /// sent just before its attempt died may still be on its way.
 pub const SETTLE: Duration = Duration::from_secs(60);

@@ -28,7 +28,7 @@ pub(crate) struct Admin {
 }
 
 /// Who may use the admin API.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct AdminSettings {
     tokens: Vec<(Box<str>, Box<str>)>,
     from_environment: Option<Box<str>>,

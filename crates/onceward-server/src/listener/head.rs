@@ -1,7 +1,7 @@
 //! Heads that are too large, or that two readers could understand differently, are refused before
 //! anybody reads them.
 
-use http::{Request, StatusCode, Version, header::HOST};
+use http::{Method, Request, StatusCode, Version, header::HOST};
 
 use crate::config::Limits;
 
@@ -9,11 +9,19 @@ use crate::config::Limits;
 pub(super) fn refusal<B>(request: &Request<B>, limits: &Limits) -> Option<StatusCode> {
     if request.headers().len() > limits.headers_max {
         Some(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
-    } else if !is_clear(request) {
+    } else if !is_clear(request) || is_misspelt(request.method()) {
         Some(StatusCode::BAD_REQUEST)
     } else {
         None
     }
+}
+
+/// Whether it differs from a method of HTTP in case only. Such a one is another method, and some
+/// services take it for the same: what looks unprotected here would run there.
+fn is_misspelt(method: &Method) -> bool {
+    let known = ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"];
+    let spelt = method.as_str();
+    known.iter().any(|name| name.eq_ignore_ascii_case(spelt) && *name != spelt)
 }
 
 /// Whether it is clear which host is meant (RFC 9112, 3.2; RFC 9113, 8.3.1): one `Host` line, none
@@ -54,6 +62,20 @@ mod tests {
         assert!(!clear(Version::HTTP_11, "/", &[]));
         assert!(clear(Version::HTTP_10, "/", &[]));
         assert!(!clear(Version::HTTP_10, "/", &["shop", "evil"]));
+    }
+
+    #[test]
+    fn a_method_in_other_letters_is_refused_and_one_of_its_own_is_not() {
+        let refused = |method: &str| {
+            let request = Request::builder().method(method).uri("/").header(HOST, "shop");
+            refusal(&request.body(()).expect("valid"), &Limits::default())
+        };
+        for method in ["post", "Post", "patch", "get"] {
+            assert_eq!(refused(method), Some(StatusCode::BAD_REQUEST), "{method}");
+        }
+        for method in ["POST", "PATCH", "GET", "PURGE", "propfind"] {
+            assert_eq!(refused(method), None, "{method}");
+        }
     }
 
     #[test]

@@ -50,7 +50,7 @@ AS $$
 DECLARE
     t bigint := onceward.micros(reserve.at);
     answered bigint;
-    taken uuid[];
+    taken onceward.found[];
     one onceward.found;
     known bigint[];
 BEGIN
@@ -87,20 +87,23 @@ BEGIN
                                    WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
                 WHERE modes[a.class] <> 'look' AND r.there IS NULL
                 ON CONFLICT (scope, key) DO NOTHING
-                RETURNING r.record_id, r.attempt, r.state, r.check_at
+                RETURNING r.record_id, r.scope, r.key, r.attempt, r.state, r.check_at
             ), listed AS (
                 INSERT INTO onceward.leases (check_at, record_id)
                 SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
             )
-            SELECT array_agg(fresh.attempt), count(*) INTO taken, answered FROM fresh;
-            one.verdict := 'taken';
-            one.at := t;
+            SELECT array_agg(ROW(NULL, 'taken', t, fresh.record_id, fresh.scope, fresh.key, NULL,
+                                 NULL, NULL, NULL, fresh.attempt, NULL, NULL, NULL, NULL, NULL, NULL,
+                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL)::onceward.found),
+                   count(*)
+            INTO taken, answered FROM fresh;
             IF answered = cardinality(scopes) THEN
+                one.verdict := 'taken';
+                one.at := t;
                 RETURN NEXT one;
             ELSIF answered > 0 THEN
-                FOREACH one.attempt IN ARRAY taken LOOP
-                    RETURN NEXT one;
-                END LOOP;
+                RETURN QUERY SELECT * FROM unnest(taken);
             END IF;
         ELSE
             RETURN QUERY
@@ -386,7 +389,9 @@ BEGIN
     IF old.record_id IS NOT NULL THEN
         DELETE FROM onceward.leases WHERE check_at = old.check_at AND record_id = old.record_id;
         DELETE FROM onceward.replies WHERE record_id = old.record_id;
+        -- A record at rest was done with whatever is left of its steps.
         IF new.state IS NULL OR new.state IN ('completed', 'failed_retryable', 'expired')
+           OR old.state IN ('completed', 'failed_retryable', 'expired')
            OR new.generation <> old.generation THEN
             DELETE FROM onceward.steps WHERE record_id = old.record_id;
             DELETE FROM onceward.requests WHERE record_id = old.record_id;

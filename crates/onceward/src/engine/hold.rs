@@ -10,7 +10,7 @@ use super::{
     begin::{PAUSE_LONGEST, timed_out},
 };
 use crate::{
-    observe,
+    machine, observe,
     operation::Operation,
     policy::Policy,
     record::Lease,
@@ -29,7 +29,7 @@ pub(super) enum Stopped {
 impl Stopped {
     pub(super) fn code(self) -> &'static str {
         match self {
-            Stopped::MaxExecution => "max_execution_exceeded",
+            Stopped::MaxExecution => machine::MAX_EXECUTION_EXCEEDED,
             Stopped::Drained => "process_stopped",
         }
     }

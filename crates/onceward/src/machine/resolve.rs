@@ -1,6 +1,9 @@
 //! What a reconciler or an operator may decide, and which proof is believed.
 
-use super::{SETTLE, Step, after_lease, after_retention, audit, complete, retryable, tombstone};
+use super::{
+    MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit, complete, retryable,
+    tombstone,
+};
 use crate::{
     clock::Timestamp,
     record::{AuditEvent, Effects, Fence, Record, State},
@@ -65,9 +68,14 @@ fn not_executed(record: &mut Record, now: Timestamp) {
     record.fence = Fence::next(Some(record.fence), now);
 }
 
-/// Proof that a thing did not happen counts only once it cannot happen any more.
+/// Proof that a thing did not happen counts only once it cannot happen any more. Whoever knows all
+/// about the past does not know what an attempt will do that goes on after its time.
 fn believe(record: &Record, proof: Proof, now: Timestamp) -> Result<(), Timestamp> {
-    let Proof::TwoProbes { first, second } = proof else { return Ok(()) };
+    let Proof::TwoProbes { first, second } = proof else {
+        let goes_on = record.last_error.as_deref() == Some(MAX_EXECUTION_EXCEEDED);
+        let not_before = record.lease_until.plus(record.max_execution);
+        return if goes_on && now < not_before { Err(not_before) } else { Ok(()) };
+    };
     let quiet_since = record.lease_until.plus(record.max_execution).plus(SETTLE);
     let first_counts = first.max(quiet_since);
     let not_before = first_counts.plus(SETTLE);

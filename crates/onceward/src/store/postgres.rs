@@ -1,7 +1,7 @@
 //! Records in PostgreSQL: the reference store, durable, for many nodes.
 //!
-//! Concurrent calls share round trips and commits: reserves go in one line, writes in another, each
-//! before a few connections of its own. What a batch cannot answer (a record that must be changed to
+//! Concurrent calls share round trips and commits: reserves and writes stand in one line before a few
+//! connections. What a batch cannot answer (a record that must be changed to
 //! be taken, a write that is not the owner's) goes one by one on other connections, by the rules of
 //! [`crate::machine`].
 //!

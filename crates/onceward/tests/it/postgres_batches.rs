@@ -8,7 +8,7 @@ use std::{
 use onceward::{
     PgStore, Store as _,
     record::{Effects, State},
-    store::{Ask, Reservation, StoreErrorKind, Write, Written},
+    store::{Ask, Mode, Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, reply, retry},
 };
 use onceward_testbed::Postgres;
@@ -105,6 +105,27 @@ async fn reserves_and_writes_share_a_statement_and_are_answered_each_for_itself(
     for replay in reserve_all(&home.store, known.iter().map(retry).collect()).await {
         let Reservation::Occupied { record, .. } = replay else { panic!("{replay:?}") };
         assert_eq!(record.state, State::Completed);
+    }
+}
+
+/// No engine does so. The answers must be told apart all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_attempt_that_asks_for_two_records_gets_only_what_is_free() {
+    let home = Home::new().await;
+    for round in 0..20 {
+        let held = ask(&format!("held-{round:04}"));
+        home.occupy(&held).await;
+        let alone = ask(&format!("alone-{round:04}"));
+        let for_held = retry(&held);
+        let for_free = Ask { attempt: for_held.attempt, ..ask(&format!("zfree-{round:04}")) };
+        let look = Ask { mode: Mode::LookupOnly, ..for_free.clone() };
+        // While one is on its way, the others gather.
+        let answers = reserve_all(&home.store, vec![alone, for_held.clone(), for_free, look]).await;
+        let granted = |answer: &&Reservation| match answer {
+            Reservation::Granted { lease, .. } => lease.id == for_held.id,
+            _ => false,
+        };
+        assert_eq!(answers.iter().find(granted), None);
     }
 }
 

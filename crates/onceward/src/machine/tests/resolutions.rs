@@ -66,6 +66,21 @@ fn an_unknown_outcome_is_released_by_an_authoritative_source_at_any_time() {
 }
 
 #[test]
+fn an_attempt_that_goes_on_after_its_time_is_waited_for_by_every_source() {
+    let why = Some(MAX_EXECUTION_EXCEEDED.into());
+    let unknown = Record { last_error: why, ..record_in(State::Unknown) };
+    let release = |now: u64| {
+        let known = about(&unknown, Resolution::Release(Proof::Authoritative));
+        resolve(Some(&unknown), known, at(now))
+    };
+    let over = LEASE + MAX_EXECUTION;
+    let too_early = Step::keep(Resolved::TooEarly { not_before: at(over) });
+    assert_eq!(release(over - 1), too_early);
+    let (record, _) = applied(release(over));
+    assert_eq!(record.state, State::FailedRetryable);
+}
+
+#[test]
 fn probes_count_only_after_lease_and_execution_and_settling_and_one_settle_apart() {
     let unknown = record_in(State::Unknown);
     let quiet = LEASE + MAX_EXECUTION + 60;

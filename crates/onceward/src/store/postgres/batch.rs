@@ -74,7 +74,11 @@ async fn send_together(reserves: Vec<Reserve>, writes: Writes, link: &mut Link) 
             let rest = Reserve::answer_all(reserves, &found, lost, link).await;
             Reserve::send_all(rest, lost, link).await;
         }
-        Sent::Locked | Sent::Refused => {
+        Sent::Locked => {
+            GuardedWrite::send_unlocked(writes.endings, lost, link).await;
+            Reserve::send_all(reserves, lost, link).await;
+        }
+        Sent::Refused => {
             GuardedWrite::send_all(writes.endings, lost, link).await;
             Reserve::send_all(reserves, lost, link).await;
         }

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use sqlx::{
+    error::DatabaseError,
+    postgres::{PgDatabaseError, PgSeverity},
+};
+
 use crate::store::{StoreError, StoreErrorKind};
 
 pub(super) const STORE: &str = "postgres";
@@ -30,6 +35,9 @@ pub(super) fn remedy(error: &sqlx::Error) -> Remedy {
         };
     };
     let code = database.code().unwrap_or_default();
+    if ended_the_connection(database) {
+        return Remedy::Reconnect;
+    }
     match &*code {
         // Serialization failure, deadlock.
         "40001" | "40P01" => Remedy::Again,
@@ -40,9 +48,17 @@ pub(super) fn remedy(error: &sqlx::Error) -> Remedy {
         // The server shuts down, crashed, or starts; the connection is broken; the plan or the
         // statement is not known to this session (behind a pooler that lost it).
         "57P01" | "57P02" | "57P03" | "57P05" | "26000" | "0A000" => Remedy::Reconnect,
-        _ if code.starts_with("08") || code.starts_with("25") => Remedy::Reconnect,
+        _ if code == "40003" || code.starts_with("08") || code.starts_with("25") => {
+            Remedy::Reconnect
+        }
         _ => Remedy::Refused,
     }
+}
+
+/// Whether the server ended the session, or itself: what it was doing may be done all the same.
+fn ended_the_connection(error: &dyn DatabaseError) -> bool {
+    let severity = error.try_downcast_ref::<PgDatabaseError>().map(PgDatabaseError::severity);
+    matches!(severity, Some(PgSeverity::Fatal | PgSeverity::Panic))
 }
 
 /// The error for a caller, when there is nothing left to try. An answer that the server gave says
@@ -54,6 +70,14 @@ pub(super) fn store_error(error: &sqlx::Error) -> StoreError {
         }
         (_, Some(database)) => match &*database.code().unwrap_or_default() {
             "57P01" | "57P02" => (StoreErrorKind::Ambiguous, "the server stopped"),
+            "57P03" | "57P05" => (StoreErrorKind::Unavailable, "the server does not serve"),
+            // Whoever stands between lost the server; the server does not know itself.
+            code if code.starts_with("08") || code == "40003" => {
+                (StoreErrorKind::Ambiguous, "the answer was lost on its way")
+            }
+            _ if ended_the_connection(database) => {
+                (StoreErrorKind::Ambiguous, "the server gave up")
+            }
             "40001" | "40P01" => (StoreErrorKind::Unavailable, "too many calls were in the way"),
             "55P03" => (StoreErrorKind::Unavailable, "the record is locked"),
             "25006" => (StoreErrorKind::Unavailable, "the server is read-only"),

@@ -145,9 +145,13 @@ impl<E: Element> Batch<E> {
         }
     }
 
+    fn is_full(&self) -> bool {
+        self.elements.len() >= E::BATCH_MAX || self.bytes >= BATCH_BYTES_MAX
+    }
+
     /// Takes what stands in line, as far as there is room.
     fn take(&mut self, line: &mut mpsc::Receiver<E>) {
-        while self.elements.len() < E::BATCH_MAX && self.bytes < BATCH_BYTES_MAX {
+        while !self.is_full() {
             let Ok(element) = line.try_recv() else { break };
             self.push(element);
         }
@@ -185,7 +189,7 @@ impl<E: Element> Worker<E> {
         if self.busy.count.load(Ordering::Relaxed) > 0 {
             // Small batches beside each other cost more than one after the other.
             let wait = async {
-                while batch.elements.len() < E::BATCH_EAGER {
+                while batch.elements.len() < E::BATCH_EAGER && !batch.is_full() {
                     let Some(element) = elements.recv().await else { break };
                     batch.push(element);
                     batch.take(&mut elements);

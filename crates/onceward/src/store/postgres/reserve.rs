@@ -110,13 +110,18 @@ impl Reserve {
         let (taken, found): (Vec<_>, Vec<_>) =
             rows.iter().map(FoundRow).partition(|row| row.verdict() == "taken");
         let all = taken.iter().find(|row| row.attempt().is_err());
-        let mut taken: HashMap<AttemptId, &FoundRow<'_>> =
-            taken.iter().filter_map(|row| Some((row.attempt().ok()?, row))).collect();
         link.mostly_new = all.is_some() || taken.len() * 2 >= batch.len();
-        // An attempt that asks twice takes it once, and finds it then.
+        let mut taken: HashMap<(AttemptId, &str, &str), &FoundRow<'_>> = taken
+            .iter()
+            .filter_map(|row| Some(((row.attempt().ok()?, row.scope()?, row.key()?), row)))
+            .collect();
+        // An attempt that asks twice takes it once, and finds it then. A look takes nothing.
         let granted = batch.iter().map(|element| {
-            let row = all.or_else(|| taken.remove(&element.ask.attempt))?;
-            Some(read_answer(row, &element.ask))
+            let ask = &element.ask;
+            let place = (ask.attempt, ask.id.scope.as_str(), ask.id.key.as_str());
+            let mut taken = || (ask.mode != Mode::LookupOnly).then(|| taken.remove(&place))?;
+            let row = all.or_else(|| taken())?;
+            Some(read_answer(row, ask))
         });
         let mut answers: Vec<Option<Answer>> = granted.collect();
         for row in &found {

@@ -56,6 +56,14 @@ impl<'r> FoundRow<'r> {
         self.0.try_get(2).map(Timestamp::from_micros).map_err(|_| BadRow("at"))
     }
 
+    pub(super) fn scope(&self) -> Option<&'r str> {
+        self.text("scope").ok()
+    }
+
+    pub(super) fn key(&self) -> Option<&'r str> {
+        self.text("key").ok()
+    }
+
     pub(super) fn attempt(&self) -> Result<AttemptId, BadRow> {
         self.get::<Uuid>("attempt").map(|attempt| AttemptId::from_bytes(attempt.into_bytes()))
     }

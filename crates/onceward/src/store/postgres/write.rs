@@ -38,8 +38,11 @@ impl Writes {
         batch.sort_by(|a, b| a.lease.id.cmp(&b.lease.id));
         let mut writes = Writes::default();
         let mut last: Option<RecordId> = None;
+        let mut attempts = HashSet::new();
         for element in batch {
-            if last.as_ref() == Some(&element.lease.id) {
+            // Answers are told apart by the attempt.
+            let is_first = attempts.insert(element.lease.attempt);
+            if last.as_ref() == Some(&element.lease.id) || !is_first {
                 writes.seconds.push(element);
                 continue;
             }
@@ -86,18 +89,22 @@ impl GuardedWrite {
         if batch.is_empty() {
             return;
         }
-        let write = |link: &Link| call(&link.statements().write);
-        let sent = send(link, &mut lost, |link| bind_guarded(write(link), link, &batch)).await;
-        let sent = match sent {
-            // One locked row must not stall strangers.
-            Sent::Locked => {
-                send(link, &mut lost, |link| {
-                    bind_writes(write(link), link, &guards(&batch), Locked::Skipped)
-                })
-                .await
-            }
-            sent => sent,
-        };
+        let sent = send(link, &mut lost, |link| {
+            bind_guarded(call(&link.statements().write), link, &batch)
+        });
+        match sent.await {
+            Sent::Locked => Self::send_unlocked(batch, lost, link).await,
+            sent => Self::answer(batch, sent, lost, link).await,
+        }
+    }
+
+    /// The same without those that are locked: one of them must not stall strangers.
+    pub(super) async fn send_unlocked(batch: Vec<Self>, mut lost: bool, link: &mut Link) {
+        let sent = send(link, &mut lost, |link| {
+            let write = call(&link.statements().write);
+            bind_writes(write, link, &guards(&batch), Locked::Skipped)
+        });
+        let sent = sent.await;
         Self::answer(batch, sent, lost, link).await;
     }
 
