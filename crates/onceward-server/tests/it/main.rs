@@ -7,6 +7,7 @@ mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
+mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod limits; // what clients may take up
 mod passing; // what goes through, and how it is changed
