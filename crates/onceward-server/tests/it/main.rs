@@ -13,6 +13,7 @@ mod limits; // what clients may take up
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
 mod raw; // bytes that mean two things
+mod readme; // its commands
 mod reloading; // SIGHUP
 mod refusing; // what does not start
 mod routes; // rules that differ from route to route
