@@ -15,6 +15,7 @@ use onceward_proof::{
     sim::{self, Run, bugs::Bug, explore, shrink},
     torture::{self, Plan, Store},
 };
+use onceward_testbed::Postgres;
 
 /// Simulates and tortures Onceward, and judges what it recorded.
 #[derive(Parser)]
@@ -93,6 +94,7 @@ Examples:
   cargo build -p onceward-server -p onceward-proof
   target/debug/onceward-proof torture --rounds 200
   target/debug/onceward-proof torture --rounds 200 --seed 42 --keep history.jsonl
+  target/debug/onceward-proof torture --kills 100 --store postgres
 
   A store that forgets, to see the judge at work:
     target/debug/onceward-proof torture --rounds 20 --store memory";
@@ -102,9 +104,12 @@ struct Torture {
     /// The binary under torture [default: `onceward` beside this program].
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
-    /// How often a process is killed or stopped. Each kind has had its turn after 17 rounds.
-    #[arg(long, default_value_t = 51)]
+    /// How often a process is killed or stopped. Each kind has had its turn after 20 rounds.
+    #[arg(long, default_value_t = 60)]
     rounds: usize,
+    /// Kills only, so often at each edge, instead of rounds.
+    #[arg(long, value_name = "PER_EDGE")]
+    kills: Option<usize>,
     /// The seed of a plan that was run before.
     #[arg(long)]
     seed: Option<u64>,
@@ -119,6 +124,8 @@ struct Torture {
 #[derive(Clone, Copy, ValueEnum)]
 enum StoreArg {
     File,
+    /// A server of its own, for this run.
+    Postgres,
     Memory,
 }
 
@@ -182,9 +189,13 @@ fn torture(asked: Torture) -> anyhow::Result<bool> {
     };
     let seed = asked.seed.unwrap_or_else(rand::random);
     println!("--seed {seed}");
-    let mut plan = Plan::new(binary, asked.rounds, seed);
+    let mut plan = match asked.kills {
+        Some(per_edge) => Plan::kills(binary, per_edge, seed),
+        None => Plan::new(binary, asked.rounds, seed),
+    };
     plan.store = match asked.store {
         StoreArg::File => Store::File,
+        StoreArg::Postgres => Store::Postgres(Postgres::shared().url("postgres")),
         StoreArg::Memory => Store::Memory,
     };
     let report = torture::run(&plan)?;
@@ -196,7 +207,10 @@ fn torture(asked: Torture) -> anyhow::Result<bool> {
         println!("{error:#}");
         return Ok(false);
     }
-    let lacks = report.counts.lacks(plan.rounds);
+    let lacks = match asked.kills {
+        Some(per_edge) => report.counts.lacks_kills(per_edge),
+        None => report.counts.lacks(plan.rounds),
+    };
     if !lacks.is_empty() {
         println!("no violation, but too little happened:\n{}", lacks.join("\n"));
         return Ok(false);

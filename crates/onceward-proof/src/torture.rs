@@ -71,6 +71,8 @@ pub struct Plan {
     pub clients: usize,
     /// How often a process is killed or stopped.
     pub rounds: usize,
+    /// Which blows there are.
+    pub blows: Blows,
     /// What everything random is drawn from.
     pub seed: u64,
     /// Upstream does some calls twice, as if a balancer had sent them again: a defect that the judge
@@ -78,11 +80,22 @@ pub struct Plan {
     pub upstream_resends: bool,
 }
 
-/// Where records are kept.
+/// Which blows processes get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blows {
+    /// Kills and stops, at every moment, and quiet times between them.
+    Mixed,
+    /// Kills only, at each edge equally often, one soon after the other.
+    Kills,
+}
+
+/// Where records are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Store {
     /// In a file that all processes share.
     File,
+    /// In the PostgreSQL database of this URL, which all processes share.
+    Postgres(String),
     /// In each process: forgotten with it, which the judge must find.
     Memory,
 }
@@ -96,9 +109,16 @@ impl Plan {
             processes: 2,
             clients: 24,
             rounds,
+            blows: Blows::Mixed,
             seed,
             upstream_resends: false,
         }
+    }
+
+    /// The same, killed so often at each edge.
+    pub fn kills(binary: impl Into<PathBuf>, per_edge: usize, seed: u64) -> Plan {
+        let rounds = per_edge * Turn::EDGES.len();
+        Plan { blows: Blows::Kills, clients: 12, ..Plan::new(binary, rounds, seed) }
     }
 }
 
@@ -145,8 +165,9 @@ impl World {
     fn build(plan: &Plan, folder: &Path, runtime: &Runtime) -> Result<World> {
         let record = Arc::new(Recorder::begin());
         let ledger = Arc::new(Ledger::create(&folder.join("ledger"))?);
-        let store = match plan.store {
+        let store = match &plan.store {
             Store::File => format!("file:{}", folder.join("onceward.db").display()),
+            Store::Postgres(url) => url.clone(),
             Store::Memory => "memory:".to_owned(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").context("a port for upstream")?;
@@ -227,17 +248,26 @@ impl World {
     fn torture(&self, plan: &Plan) -> Result<()> {
         let mut random = StdRng::seed_from_u64(plan.seed);
         let mut said = Instant::now();
-        for (round, turn) in Turn::shuffled(plan.seed).take(plan.rounds).enumerate() {
+        let (turns, pauses): (Box<dyn Iterator<Item = Turn>>, _) = match plan.blows {
+            Blows::Mixed => (Box::new(Turn::shuffled(plan.seed)), [250, 150]),
+            Blows::Kills => (Box::new(Turn::kills(plan.seed)), [20, 80]),
+        };
+        for (round, turn) in turns.take(plan.rounds).enumerate() {
             let mut pause =
                 |most| thread::sleep(Duration::from_millis(random.random_range(1..most)));
-            pause(250);
+            pause(pauses[0]);
             self.fleet.start_missing()?;
-            pause(150);
+            pause(pauses[1]);
             match turn {
                 Turn::Quiet(time) => thread::sleep(time),
                 Turn::Strike { blow, moment, later, then } => {
                     let slot = random.random_range(0..plan.processes);
-                    self.fleet.strike(slot, blow, moment, later);
+                    let struck = || self.fleet.strike(slot, blow, moment, later);
+                    // Each kill counts. A moment may not come while everybody waits for a lease.
+                    let all = plan.blows == Blows::Kills;
+                    if !struck() && all && !struck() {
+                        bail!("no process came to the moment {moment:?}");
+                    }
                     thread::sleep(then);
                 }
             }

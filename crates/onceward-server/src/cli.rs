@@ -49,12 +49,11 @@ impl Command {
     pub(crate) fn log_level(&self) -> &'static str {
         match self {
             Command::Serve(_) => "info",
-            // A story is told on the same screen.
-            Command::Demo(_)
-            | Command::Config(_)
-            | Command::Routes(_)
-            | Command::Explain(_)
-            | Command::Operate(_) => "warn",
+            // A story is told on the same screen, and it has a lease that runs out.
+            Command::Demo(_) => "error",
+            Command::Config(_) | Command::Routes(_) | Command::Explain(_) | Command::Operate(_) => {
+                "warn"
+            }
         }
     }
 }

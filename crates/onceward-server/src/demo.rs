@@ -15,6 +15,7 @@ use crate::{
 
 mod bank; // a service that charges accounts, once per request it gets
 mod client; // what a customer's program would do
+mod second; // a gateway that can be killed
 mod story; // the steps
 mod teller; // how they are told
 
@@ -28,11 +29,12 @@ pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
     let metrics = admin::install_metrics()?;
     let folder = tempfile::tempdir().context("no temporary folder can be made")?;
     let bank = Bank::start(free_near(3000).await?).await?;
+    let store = format!("file:{}", folder.path().join("onceward.db").display());
     let serve = ServeArgs {
         upstream: Some(format!("http://{}", bank.address())),
         listen: Some(free_near(8080).await?),
         admin: Some(free_near(8081).await?),
-        store: Some(format!("file:{}", folder.path().join("onceward.db").display())),
+        store: Some(store.clone()),
         ..ServeArgs::default()
     };
     let mut config = Config::load(serve)?;
@@ -42,7 +44,7 @@ pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
     config.admin = gateway.admin_address();
     let mut teller = Teller::new();
     teller.introduce(&bank, &gateway);
-    let mut story = Story::new(bank, gateway, config, metrics);
+    let mut story = Story::new(bank, gateway, config, store, metrics);
     tokio::select! {
         told = story.tell(&mut teller) => told?,
         () = &mut stop => return Ok(ExitCode::FAILURE),

@@ -155,6 +155,10 @@ impl Running {
         self.gateway_listening.address
     }
 
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     pub(crate) fn admin_address(&self) -> SocketAddr {
         self.admin_listening.address
     }

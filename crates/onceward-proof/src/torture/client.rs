@@ -191,6 +191,7 @@ impl Clients {
         self.fleet.at(Moment::Asked, manner.slot);
         let answer = Message::read(&mut BufReader::new(stream))?;
         let answer = answer.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.fleet.at(Moment::Answered, manner.slot);
         let status = answer.status().ok_or(io::ErrorKind::InvalidData)?;
         Ok(Answer { status, headers: answer.headers, body: answer.body })
     }

@@ -42,11 +42,19 @@ pub(super) enum Moment {
     Acted,
     /// Upstream answered: around complete.
     Replied,
+    /// A client got an answer: what it was told must hold.
+    Answered,
 }
 
 impl Moment {
-    pub(super) const ALL: [Moment; 5] =
-        [Moment::Any, Moment::Asked, Moment::Called, Moment::Acted, Moment::Replied];
+    pub(super) const ALL: [Moment; 6] = [
+        Moment::Any,
+        Moment::Asked,
+        Moment::Called,
+        Moment::Acted,
+        Moment::Replied,
+        Moment::Answered,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -55,6 +63,7 @@ impl Moment {
             Moment::Called => "called",
             Moment::Acted => "acted",
             Moment::Replied => "replied",
+            Moment::Answered => "answered",
         }
     }
 }
@@ -161,31 +170,32 @@ impl Fleet {
     }
 
     /// Strikes a process at this moment: this one, or the next that runs, if any moment will do;
-    /// else the first that comes to it. Waits for the moment, but not for ever.
+    /// else the first that comes to it. Waits for the moment, but not for ever; says whether it
+    /// came.
     pub(super) fn strike(
         self: &Arc<Self>,
         slot: usize,
         blow: Blow,
         moment: Moment,
         later: Option<Duration>,
-    ) {
+    ) -> bool {
         if moment == Moment::Any {
             let give_up = Instant::now() + MOMENT_MAX;
             let slots = (0..self.len()).cycle().skip(slot);
             for slot in slots.take_while(|_| Instant::now() < give_up) {
                 if self.deal(slot, blow, moment) {
-                    return;
+                    return true;
                 }
                 thread::sleep(Duration::from_millis(10));
             }
-            return;
+            return false;
         }
         let mut trap = self.trap();
         *trap = Trapping::Set(Trap { blow, moment, later });
         let waits = |trap: &mut Trapping| *trap != Trapping::Idle;
         let waited = self.sprung.wait_timeout_while(trap, MOMENT_MAX, waits);
         trap = waited.unwrap_or_else(PoisonError::into_inner).0;
-        *trap = Trapping::Idle;
+        std::mem::replace(&mut *trap, Trapping::Idle) == Trapping::Idle
     }
 
     /// This is such a moment, for the process of this slot.

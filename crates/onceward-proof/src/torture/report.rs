@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use onceward_testbed::Break;
 
-use super::fleet::{Blow, Moment, fault_kind};
+use super::{
+    fleet::{Blow, Moment, fault_kind},
+    turn::Turn,
+};
 use crate::{
     check::Violation,
     history::{self, Answer, Event, RequestNo, Subject, What},
@@ -136,6 +139,25 @@ impl Counts {
         }
         lacks
     }
+
+    /// The same for a run in which processes were to be killed so often at each edge.
+    pub fn lacks_kills(&self, per_edge: usize) -> Vec<String> {
+        let kills = Turn::EDGES.map(|(moment, _)| fault_kind(Blow::Kill, moment));
+        let mut needs: BTreeMap<&str, usize> = BTreeMap::new();
+        kills.iter().for_each(|kind| *needs.entry(kind).or_default() += per_edge);
+        let counted = |kind: &str| self.faults.get(kind).copied().unwrap_or(0);
+        let kills = needs.into_iter().map(|(kind, least)| (kind, counted(kind), least));
+        let rounds = per_edge * Turn::EDGES.len();
+        let others = [
+            ("replies", self.replies, rounds),
+            ("replays", self.replays, rounds),
+            ("effects", self.effects, rounds),
+            ("conflicts", self.conflicts, 1),
+            ("unknowns", self.unknowns, per_edge),
+        ];
+        let all = kills.chain(others).filter(|(_, count, least)| count < least);
+        all.map(|(what, count, least)| format!("{what}: {count} of at least {least}")).collect()
+    }
 }
 
 impl Report {
@@ -217,5 +239,9 @@ mod tests {
         counts.unknowns = 1;
         counts.late_replies = 1;
         assert_eq!(counts.lacks(16), ["reruns: 0 of at least 1"]);
+        let lacks = counts.lacks_kills(2);
+        assert!(lacks.contains(&"kill_asked: 1 of at least 4".to_owned()), "{lacks:?}");
+        assert!(lacks.contains(&"kill_acted: 1 of at least 2".to_owned()), "{lacks:?}");
+        assert_eq!(counts.lacks_kills(0), Vec::<String>::new());
     }
 }

@@ -36,18 +36,30 @@ struct Counter(Arc<Inner>);
 
 struct Inner {
     ledger: Mutex<Vec<Charge>>,
-    /// Whether the clerk is quick; else requests lie on the desk until he is.
-    quick: watch::Sender<bool>,
+    pace: watch::Sender<Pace>,
     /// How many requests arrived.
     arrived: watch::Sender<usize>,
+    /// How many charges were made.
+    charged: watch::Sender<usize>,
+}
+
+/// How the clerk works.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    Quick,
+    /// Requests lie on the desk.
+    Slow,
+    /// Charges are made, and answers lie on the desk.
+    Silent,
 }
 
 impl Bank {
     pub(super) async fn start(address: SocketAddr) -> Result<Bank> {
         let counter = Counter(Arc::new(Inner {
             ledger: Mutex::default(),
-            quick: watch::Sender::new(true),
+            pace: watch::Sender::new(Pace::Quick),
             arrived: watch::Sender::new(0),
+            charged: watch::Sender::new(0),
         }));
         let listening = Listening::bind(address, counter.clone()).await?;
         Ok(Bank { listening, counter })
@@ -64,12 +76,17 @@ impl Bank {
 
     /// Requests stay on the desk from now on.
     pub(super) fn slow_down(&self) {
-        self.counter.0.quick.send_replace(false);
+        self.counter.0.pace.send_replace(Pace::Slow);
+    }
+
+    /// Charges are made from now on, but answers stay on the desk.
+    pub(super) fn fall_silent(&self) {
+        self.counter.0.pace.send_replace(Pace::Silent);
     }
 
     /// What lies on the desk is worked off.
     pub(super) fn go_on(&self) {
-        self.counter.0.quick.send_replace(true);
+        self.counter.0.pace.send_replace(Pace::Quick);
     }
 
     /// How many requests arrived so far.
@@ -82,6 +99,17 @@ impl Bank {
         let mut arrived = self.counter.0.arrived.subscribe();
         // The sender lives as long as the bank, so that waiting cannot fail.
         let _ = arrived.wait_for(|arrived| *arrived >= requests).await;
+    }
+
+    /// Comes back when the ledger has that many charges.
+    pub(super) async fn has_charged(&self, charges: usize) {
+        let mut charged = self.counter.0.charged.subscribe();
+        let _ = charged.wait_for(|charged| *charged >= charges).await;
+    }
+
+    /// What was answered to the last charge, or would have been.
+    pub(super) fn last_receipt(&self) -> Option<String> {
+        self.counter.ledger(|ledger| ledger.last().map(|charge| receipt(ledger.len(), charge)))
     }
 
     pub(super) async fn close(self) {
@@ -102,18 +130,22 @@ impl Counter {
             let wanted = r#"{"error":"send {\"account\":\"alice\",\"amount\":1200}"}"#;
             return text(StatusCode::BAD_REQUEST, wanted);
         };
-        let _ = self.0.quick.subscribe().wait_for(|quick| *quick).await;
+        let mut pace = self.0.pace.subscribe();
+        let _ = pace.wait_for(|pace| *pace != Pace::Slow).await;
         let number = self.ledger(|ledger| {
             ledger.push(charge.clone());
             ledger.len()
         });
-        let receipt = json!({
-            "charge": format!("ch_{number}"),
-            "account": charge.account,
-            "amount": charge.amount,
-        });
-        text(StatusCode::CREATED, format!("{receipt}\n"))
+        self.0.charged.send_replace(number);
+        let _ = pace.wait_for(|pace| *pace == Pace::Quick).await;
+        text(StatusCode::CREATED, receipt(number, &charge))
     }
+}
+
+fn receipt(number: usize, charge: &Charge) -> String {
+    let Charge { account, amount } = charge;
+    let receipt = json!({ "charge": format!("ch_{number}"), "account": account, "amount": amount });
+    format!("{receipt}\n")
 }
 
 impl Answer for Counter {

@@ -1,13 +1,23 @@
 //! The steps of the story.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
+use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
 use metrics_exporter_prometheus::PrometheusHandle;
+use onceward::{
+    Reply,
+    store::{Resolution, Resolve, Resolved},
+};
+use tokio::time::sleep;
 
 use super::{
     bank::Bank,
-    client::{Client, Received},
+    client::{CREDENTIAL, Client, Received},
+    second::Second,
     teller::Teller,
 };
 use crate::{config::Config, serve::Running};
@@ -16,6 +26,8 @@ pub(super) struct Story {
     bank: Bank,
     gateway: Option<Running>,
     config: Config,
+    /// The URL of the store.
+    store: String,
     metrics: PrometheusHandle,
     client: Client,
 }
@@ -25,9 +37,10 @@ impl Story {
         bank: Bank,
         gateway: Running,
         config: Config,
+        store: String,
         metrics: PrometheusHandle,
     ) -> Self {
-        Story { bank, gateway: Some(gateway), config, metrics, client: Client::new() }
+        Story { bank, gateway: Some(gateway), config, store, metrics, client: Client::new() }
     }
 
     pub(super) fn gateway_address(&self) -> SocketAddr {
@@ -48,6 +61,8 @@ impl Story {
         let first = self.retry(teller).await?;
         self.hang_up(teller).await?;
         self.two_at_once(teller).await?;
+        self.killed(teller).await?;
+        self.found_out(teller).await?;
         self.another_amount(teller).await?;
         self.no_key(teller).await?;
         self.restart(teller, &first).await
@@ -122,6 +137,76 @@ impl Story {
         Ok(())
     }
 
+    async fn killed(&self, teller: &mut Teller) -> Result<()> {
+        teller
+            .step("A second gateway on the same file is killed right after the bank has charged.");
+        let before = self.bank.charges();
+        let second = Second::start(&self.bank, &self.store).await?;
+        self.bank.fall_silent();
+        let (client, to) = (self.client.clone(), second.address);
+        let first = tokio::spawn(async move { client.charge(to, Some(KILLED_KEY), 450).await });
+        self.bank.has_charged(before + 1).await;
+        second.kill().await?;
+        let first = first.await.context("the first request ended")?;
+        self.bank.go_on();
+        teller.check("the client gets no answer", first.is_err(), || "an answer".to_owned());
+        let retry = self.charge(KILLED_KEY, 450).await?;
+        let conflict = "409 idempotency_key_in_progress";
+        check_status(teller, "its retry is told that somebody is at work", &retry, conflict);
+        let retry = self.charge_until_settled(retry).await?;
+        let unknown = "409 idempotency_outcome_unknown";
+        check_status(teller, "and after the lease that nobody knows", &retry, unknown);
+        self.check_charges(teller, "the ledger has one charge more", before, 1);
+        Ok(())
+    }
+
+    /// Asks again when it is told to, until nobody is at work any more.
+    async fn charge_until_settled(&self, mut answer: Received) -> Result<Received> {
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while answer.summary().ends_with("_in_progress") && Instant::now() < give_up {
+            sleep(Duration::from_secs(1)).await;
+            answer = self.charge(KILLED_KEY, 450).await?;
+        }
+        Ok(answer)
+    }
+
+    async fn found_out(&self, teller: &mut Teller) -> Result<()> {
+        teller.step("Somebody looks into the bank's ledger, and writes down what had happened.");
+        let before = self.bank.charges();
+        let receipt = self.bank.last_receipt().context("a charge was made")?;
+        let resolved = self.resolve(KILLED_KEY, &receipt).await?;
+        let applied = matches!(resolved, Resolved::Applied(_));
+        teller.check("the record is completed by hand", applied, || format!("{resolved:?}"));
+        let retry = self.charge(KILLED_KEY, 450).await?;
+        check_status(teller, "the retry gets the reply that nobody got", &retry, "201");
+        let is_receipt = retry.is_replay() && retry.body == receipt;
+        teller.check("which is the bank's receipt", is_receipt, || format!("{:?}", retry.body));
+        self.check_charges(teller, "the ledger has no charge more", before, 0);
+        Ok(())
+    }
+
+    /// An unknown outcome becomes what the receipt says.
+    async fn resolve(&self, key: &str, receipt: &str) -> Result<Resolved> {
+        let engine = self.gateway.as_ref().context("a gateway runs")?.engine();
+        let request = http::Request::post("/charges")
+            .header("authorization", CREDENTIAL)
+            .header("idempotency-key", key);
+        let (parts, ()) = request.body(())?.into_parts();
+        let policy = engine.policy_for(&parts).context("charges are protected")?;
+        let admitted = engine.admit(&parts, policy).ok().flatten().context("a key")?;
+        let record = engine.store().load(admitted.id()).await?.context("a record")?;
+        let json = HeaderValue::from_static("application/json");
+        let reply = Reply::new(StatusCode::CREATED, receipt.to_owned());
+        let resolve = Resolve {
+            id: admitted.id().clone(),
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Complete(reply.with_header(CONTENT_TYPE, json)),
+            reason: "the demo looked into the bank's ledger".into(),
+        };
+        Ok(engine.store().resolve(resolve).await?)
+    }
+
     async fn another_amount(&self, teller: &mut Teller) -> Result<()> {
         teller.step("A programming error: the same key for another amount.");
         let before = self.bank.charges();
@@ -168,6 +253,7 @@ impl Story {
 const FIRST_KEY: &str = "order-1001-4f9c2a7e";
 const HANG_UP_KEY: &str = "order-1002-b81d03c5";
 const TWICE_KEY: &str = "order-1003-77e2f0aa";
+const KILLED_KEY: &str = "order-1004-c05e91d3";
 
 fn check_status(teller: &mut Teller, what: &str, answer: &Received, expected: &str) {
     let found = answer.summary();

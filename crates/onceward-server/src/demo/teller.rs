@@ -58,12 +58,19 @@ impl Teller {
 
     /// How to go on by hand.
     pub(super) fn invite(&self, story: &Story) {
-        println!("\nBank and gateway go on. Try it yourself, twice each:\n");
-        println!("  curl -i http://{}/charges \\", story.gateway_address());
-        println!("    -H 'Authorization: {CREDENTIAL}' \\");
-        println!("    -H 'Idempotency-Key: my-own-key-0000001' \\");
-        println!("    -H 'Content-Type: application/json' \\");
-        println!("    -d '{{\"account\":\"alice\",\"amount\":500}}'\n");
+        println!("\nBank and gateway go on. Try it yourself. A charge, then its retry:\n");
+        let charge = |amount: u32| {
+            println!("  curl -i http://{}/charges \\", story.gateway_address());
+            println!("    -H 'Authorization: {CREDENTIAL}' \\");
+            println!("    -H 'Idempotency-Key: my-own-key-0000001' \\");
+            println!("    -H 'Content-Type: application/json' \\");
+            println!("    -d '{{\"account\":\"alice\",\"amount\":{amount}}}'\n");
+        };
+        charge(500);
+        charge(500);
+        println!("The same key for another amount, which is refused:\n");
+        charge(900);
+        println!("What the bank has done, and what the gateway has counted:\n");
         println!("  curl http://{}/ledger", story.bank_address());
         println!("  curl http://{}/metrics", story.admin_address());
         println!("\nCtrl-C ends it.");

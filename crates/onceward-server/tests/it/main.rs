@@ -9,12 +9,14 @@ mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
+mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod limits; // what clients may take up
 mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
 mod raw; // bytes that mean two things
+mod readme; // its commands
 mod reloading; // SIGHUP
 mod refusing; // what does not start
 mod routes; // rules that differ from route to route

@@ -1,0 +1,132 @@
+//! How the process ends, as docs/guide/running.md says.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::Command,
+    sync::{Mutex, mpsc::channel},
+    thread,
+};
+
+use crate::support::{
+    Act, Gate, Gateway, LONGEST, Upstream, binary, eventually, ok, response, send,
+};
+
+const PAGE: &str = include_str!("../../../../docs/guide/running.md");
+
+/// The codes in the page's table.
+fn codes_of_the_page() -> BTreeSet<i32> {
+    let table = PAGE.split("## Exit codes").nth(1).expect("the section");
+    let table = table.split("\n## ").next().expect("its text");
+    let first_cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next());
+    first_cells.filter_map(|cell| cell.parse().ok()).collect()
+}
+
+fn ended(command: &mut Command) -> Option<i32> {
+    command.output().expect("the binary runs").status.code()
+}
+
+#[test]
+fn every_exit_code_is_the_one_that_the_page_says() {
+    assert_eq!(codes_of_the_page(), BTreeSet::from([0, 1, 2, 130]), "each has a test here");
+}
+
+#[test]
+fn a_yes_and_a_clean_end_are_0() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let mut gateway = Gateway::before(upstream.address);
+    gateway.signal("TERM");
+    assert_eq!(gateway.exit_status().code(), Some(0));
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/minimal.toml");
+    assert_eq!(ended(binary().args(["config", "check", example])), Some(0));
+    assert_eq!(ended(binary().args(["explain", "idempotency_key_missing"])), Some(0));
+    assert_eq!(ended(binary().arg("--help")), Some(0));
+}
+
+#[test]
+fn mistakes_on_the_command_line_and_a_no_are_1() {
+    assert_eq!(ended(binary().args(["serve", "--no-such-flag"])), Some(1));
+    assert_eq!(ended(&mut binary()), Some(1), "no command");
+    assert_eq!(ended(binary().args(["explain", "no_such_code"])), Some(1));
+    let wrong = tempfile::NamedTempFile::new().expect("temporary file");
+    std::fs::write(wrong.path(), "config_version = 1\n[gatway]\n").expect("written");
+    assert_eq!(ended(binary().args(["config", "check"]).arg(wrong.path())), Some(1));
+    assert_eq!(ended(binary().args(["routes", "list"]).arg(wrong.path())), Some(1));
+}
+
+#[test]
+fn what_cannot_start_is_2() {
+    let serve = |args: &[&str]| {
+        let usual = ["serve", "--upstream", "http://127.0.0.1:9", "--admin", "127.0.0.1:0"];
+        ended(binary().args(usual).args(args))
+    };
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = taken.local_addr().expect("bound").to_string();
+    assert_eq!(serve(&["--store", "memory:", "--listen", &taken]), Some(2), "a port in use");
+    assert_eq!(serve(&["--store", "file:/does/not/exist/x.db"]), Some(2), "no such folder");
+    assert_eq!(serve(&["--store", "memory:", "--scope", "nobody"]), Some(2), "settings");
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once_with_130() {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let upstream = Upstream::start(move |_, _| {
+        Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
+    });
+    let mut gateway = Gateway::before(upstream.address);
+    let to = gateway.address;
+    let running = thread::spawn(move || send(to, &request(KEY)));
+    gate.reached_by(1);
+    gateway.signal("TERM");
+    let admin = gateway.admin;
+    eventually("the end of readiness", || {
+        let ready = send(admin, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
+        (ready.status == 503).then_some(())
+    });
+    gateway.signal("INT");
+    assert_eq!(gateway.exit_status().code(), Some(130));
+    assert!(running.join().expect("no panic").is_err(), "nobody answers any more");
+    gate.open();
+}
+
+#[test]
+fn what_is_still_at_work_after_the_drain_is_unknown_at_once_and_the_end_is_0() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let store = format!(
+        "[store]\nurl = \"file:{}\"\n[defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n",
+        folder.path().join("x.db").display()
+    );
+    let (called, calls) = channel();
+    let called = Mutex::new(called);
+    let upstream = Upstream::of_connections(move |_, mut stream| {
+        let mut some = [0; 1024];
+        while stream.read(&mut some).is_ok_and(|read| read > 0) {
+            let request = String::from_utf8_lossy(&some).starts_with("POST");
+            called.lock().expect("lock").send(request).expect("the test waits");
+        }
+    });
+    let mut gateway = Gateway::with(upstream.address, &store);
+    let mut client = TcpStream::connect(gateway.address).expect("connected");
+    client.write_all(request(KEY).as_bytes()).expect("sent");
+    assert!(calls.recv_timeout(LONGEST).expect("upstream is called"));
+    gateway.signal("TERM");
+    // The drain takes 25 s by design, and nothing here is busy meanwhile.
+    client.set_read_timeout(Some(LONGEST + LONGEST)).expect("set");
+    let mut first = String::new();
+    client.read_to_string(&mut first).expect("an answer, and the end");
+    assert!(first.starts_with("HTTP/1.1 504 "), "{first}");
+    assert!(first.contains("\"idempotency_outcome_unknown\""), "{first}");
+    assert_eq!(gateway.exit_status().code(), Some(0));
+    let next = Gateway::with(upstream.address, &store);
+    let retry = send(next.address, &request(KEY)).expect("answer");
+    assert_eq!(retry.summary(), "409 idempotency_outcome_unknown");
+    assert!(calls.try_recv().is_err(), "it is not sent again");
+}
+
+const KEY: &str = "order-0000000000000001";
+
+fn request(key: &str) -> String {
+    format!("POST / HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {key}\r\nContent-Length: 2\r\n\r\n{{}}")
+}
