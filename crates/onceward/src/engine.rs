@@ -7,7 +7,8 @@
 //! admit    scope, then key                                    401, 400
 //!          (the caller buffers the body to the policy's cap    413)
 //! run      in a task of its own, that nobody cancels:
-//!            fingerprint, reserve, decide
+//!            fingerprint, breaker, limits                     503, 429
+//!            reserve (only a look for who has no quota left), decide
 //!            Execute: dispatch, renewing the lease; classify; complete, release or mark unknown
 //!                     (or, where the handler completed in its own transaction, ask what is true)
 //!            Replay, Refuse: answer
@@ -38,10 +39,12 @@ use crate::{
 
 mod answer;
 mod begin;
+mod breaker;
 mod classify;
 mod drain;
 mod execute;
 mod hold;
+mod quota;
 mod resume;
 mod settle;
 mod single;
@@ -49,8 +52,12 @@ mod status;
 mod superseded;
 mod wait;
 
-use begin::Begun;
+use begin::{Begun, Terms};
+use breaker::Breaker;
+pub use breaker::BreakerState;
 use drain::Drain;
+use quota::{Exceeded, Quota};
+pub use quota::{Limits, Rate};
 pub use resume::Resumed;
 use wait::Waiters;
 
@@ -69,6 +76,9 @@ pub struct Engine {
     store_deadline: Duration,
     waiters: Arc<Waiters>,
     drain: Drain,
+    limits: Limits,
+    quota: Arc<Quota>,
+    breaker: Arc<Breaker>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -85,6 +95,8 @@ pub struct Settings {
     pub problem_base: Option<Box<str>>,
     /// How long a store call is repeated before the caller is told.
     pub store_deadline: Duration,
+    /// What each scope may ask for. Nothing is limited unless said otherwise.
+    pub limits: Limits,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
 }
@@ -96,6 +108,7 @@ impl Default for Settings {
             key_rules: KeyRules::default(),
             problem_base: None,
             store_deadline: Duration::from_secs(5),
+            limits: Limits::OFF,
             clock: Arc::new(SystemClock),
         }
     }
@@ -170,6 +183,9 @@ impl Engine {
             store_deadline: settings.store_deadline,
             waiters: Arc::default(),
             drain: Drain::default(),
+            limits: settings.limits,
+            quota: Arc::default(),
+            breaker: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }
@@ -177,12 +193,14 @@ impl Engine {
 
     /// The same engine under other routes and settings, for a service that is set up anew while it
     /// runs. Both know of each other's requests: who waits for an attempt of the one is woken by the
-    /// other, and draining either drains both.
+    /// other, draining either drains both, and what a scope has used of its quota is used in both.
     #[must_use]
     pub fn under(&self, routes: Routes, settings: Settings) -> Engine {
         Engine {
             waiters: Arc::clone(&self.waiters),
             drain: self.drain.clone(),
+            quota: Arc::clone(&self.quota),
+            breaker: Arc::clone(&self.breaker),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }
@@ -197,6 +215,11 @@ impl Engine {
     /// The store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// Whether requests are let through to the store, as far as it is known to answer.
+    pub fn breaker_state(&self) -> BreakerState {
+        self.breaker.shows()
     }
 
     /// The policy of a request; without one it is to be left alone.
@@ -252,7 +275,9 @@ impl Engine {
         let running = self.drain.enter();
         let ask = self.ask(&admitted, &parts, &body);
         drop(body);
-        let call = Call { engine: &self, admitted: &admitted, ask: &ask, answer: Some(answer) };
+        let limits = &self.limits;
+        let answer = Some(answer);
+        let call = Call { engine: &self, admitted: &admitted, ask: &ask, limits, answer };
         call.lead(handler).instrument(span).await;
         drop(running);
     }
@@ -278,6 +303,7 @@ struct Call<'a, R> {
     engine: &'a Engine,
     admitted: &'a Admitted,
     ask: &'a Ask,
+    limits: &'a Limits,
     answer: Option<oneshot::Sender<Answer<R>>>,
 }
 
@@ -286,35 +312,59 @@ impl<R: Send + 'static> Call<'_, R> {
     where
         H: Handler<Rest = R>,
     {
+        let engine = self.engine;
+        let now = engine.clock.monotonic();
+        let passage = match engine.breaker.enter(now) {
+            Ok(passage) => passage,
+            Err(retry_after) => return self.reject(Rejection::store_is_down(retry_after)),
+        };
+        if let Err(exceeded) = engine.quota.look(self.limits, &self.ask.id.scope, now) {
+            return self.limit(exceeded);
+        }
+        let terms = Terms {
+            wait: self.admitted.wait,
+            limits: self.limits,
+            patience: passage.patience(engine.store_deadline),
+        };
         // A `single` route reserves in the handler's own transaction: here it only looks.
         let single = self.admitted.policy.single && self.ask.mode == Mode::Execute;
         let begun = match single {
             true => {
                 let look = Ask { mode: Mode::LookupOnly, ..self.ask.clone() };
-                self.engine.begin(&look, self.admitted.wait).await
+                engine.begin(&look, terms).await
             }
-            false => self.engine.begin(self.ask, self.admitted.wait).await,
+            false => engine.begin(self.ask, terms).await,
         };
+        match begun {
+            Begun::StoreFailed { is_down: true, .. } => passage.failed(engine.clock.monotonic()),
+            _ => drop(passage),
+        }
         // What is large is boxed: the task is moved as a whole, for replays too.
         match begun {
-            Begun::Decided(Decision::Execute(lease), deadline) => {
+            Begun::Decided(Decision::Execute(lease), deadline, place) => {
                 Box::pin(self.execute(lease, deadline, handler)).await;
+                drop(place);
             }
-            Begun::Decided(Decision::Refuse(Refusal::NotTaken), _) if single => {
-                Box::pin(self.execute_single(handler)).await;
+            Begun::Decided(Decision::Refuse(Refusal::NotTaken), ..) if single => {
+                let now = engine.clock.monotonic();
+                match engine.quota.place(self.limits, &self.ask.id.scope, now) {
+                    Ok(place) => Box::pin(self.execute_single(handler, place)).await,
+                    Err(exceeded) => self.limit(exceeded),
+                }
             }
-            Begun::Decided(Decision::Replay { reply, expires_at, generation }, _) => {
+            Begun::Decided(Decision::Replay { reply, expires_at, generation }, ..) => {
                 self.send(reply.replay(expires_at, generation));
             }
-            Begun::Decided(Decision::Refuse(refusal), _) => self.refuse(&refusal),
+            Begun::Decided(Decision::Refuse(refusal), ..) => self.refuse(&refusal),
+            Begun::Limited(exceeded) => self.limit(exceeded),
             // An engine reserves to execute or to look, so that nothing is accepted for later.
-            Begun::Decided(Decision::Accepted, _) => self.reject(Rejection::store_unavailable()),
-            Begun::StoreFailed { may_be_granted } => {
+            Begun::Decided(Decision::Accepted, ..) => self.reject(Rejection::store_unavailable()),
+            Begun::StoreFailed { may_be_granted, .. } => {
                 self.reject(Rejection::store_unavailable());
                 // It will not run, and an outage must not fill the memory with request bodies.
                 drop(handler);
                 if may_be_granted && !single {
-                    Box::pin(self.engine.withdraw(self.ask)).await;
+                    Box::pin(engine.withdraw(self.ask)).await;
                 }
             }
         }

@@ -8,7 +8,7 @@ use http::{HeaderName, Request, Response, header, request};
 use tokio::time::timeout;
 use tracing::{Instrument as _, field, info_span, warn};
 
-use super::{Admitted, Call, Captured, Engine, Execution, Handler, begin::timed_out};
+use super::{Admitted, Call, Captured, Engine, Execution, Handler, Limits, begin::timed_out};
 use crate::{
     operation::Operation,
     policy::Policy,
@@ -94,7 +94,9 @@ impl Engine {
             // What was asked then: this is no other request, whatever the recipe says today.
             ..self.ask_again(&admitted, record.fingerprint)
         };
-        let call = Call { engine: self, admitted: &admitted, ask: &ask, answer: None };
+        // It was created long ago, and no caller asks for it now.
+        let limits = &Limits::OFF;
+        let call = Call { engine: self, admitted: &admitted, ask: &ask, limits, answer: None };
         call.lead(handler).instrument(span).await;
         drop(running);
     }

@@ -9,9 +9,10 @@ use http::{
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::{Admitted, Engine, STATUS_PATH, begin::timed_out, operation_id};
+use super::{Admitted, Engine, Exceeded, STATUS_PATH, begin::timed_out, operation_id};
 use crate::{
     machine::Refusal,
+    observe,
     operation::sealed_id,
     policy::InFlight,
     profile::Profile,
@@ -39,6 +40,12 @@ impl Engine {
                 return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
             }
         };
+        let looked = self.quota.look(&self.limits, &scope, self.clock.monotonic());
+        if let Err(Exceeded { limit, retry_after }) = looked {
+            observe::rate_limited("status", limit);
+            let rejection = Rejection::rate_limited(limit, retry_after);
+            return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
+        }
         let id = parts.uri.path().strip_prefix(STATUS_PATH).unwrap_or_default();
         let Some(key) = sealed_id::open(&scope, id) else { return not_found() };
         let id = RecordId { scope, key };
