@@ -11,6 +11,7 @@ mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod limits; // what clients may take up
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
+mod quota; // what one caller may ask for
 mod raw; // bytes that mean two things
 mod reloading; // SIGHUP
 mod refusing; // what does not start

@@ -2,15 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
+use axum::body::Body;
 use onceward::{
-    Policy, Settings,
+    Limits, Policy, Rate, Settings,
     engine::BreakerState,
     record::State,
     testing::{Fault, StoreCall},
 };
 use tokio::{sync::Semaphore, time::Instant};
 
-use crate::service::{FOR_EVER, Faults, Run, Service, pass, says};
+use crate::service::{FOR_EVER, Faults, Run, Service, charge, keyed, pass, says};
 
 /// How long a store call is repeated by default.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -178,4 +179,34 @@ async fn a_store_that_never_says_who_it_is_opens_it_too() {
     }
     assert_eq!(begun.elapsed(), DEADLINE * 3);
     assert_eq!(service.engine.breaker_state(), BreakerState::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_open_breaker_answers_after_the_request_was_read_and_before_any_limit() {
+    let faults = Faults::default();
+    let limits = Limits { lookups: Some(Rate::per_second(1).burst(3)), ..Limits::OFF };
+    let settings = Settings { limits, ..Settings::default() };
+    let policy = Policy::required().request_bytes_max(20);
+    let service = Service::with_settings(|memory| faults.on(memory), policy, settings, charged);
+    faults.fail(StoreCall::Reserve, Fault::Refused, FOR_EVER);
+    let sent: Vec<_> = (0..3).map(|number| service.spawn_charge(&key(number))).collect();
+    for answer in sent {
+        assert_eq!(answer.await.expect("answered").says(), says(503, "store_unavailable"));
+    }
+    let large = keyed(&key(1)).body(Body::from("x".repeat(30))).expect("a request");
+    let mut nameless = charge(&key(1));
+    nameless.headers_mut().remove("authorization");
+    assert_eq!(service.send(nameless).await.says(), says(401, "scope_missing"));
+    assert_eq!(service.charge("short").await.says(), says(400, "key_invalid"));
+    assert_eq!(service.send(large).await.says(), says(413, "body_too_large"));
+    // More than the limit, which is not asked: no lookup is made.
+    for number in 0..20 {
+        assert_eq!(service.charge(&key(number)).await.says(), says(503, "store_unavailable"));
+    }
+    faults.heal();
+    pass(Duration::from_secs(10)).await;
+    for _ in 0..3 {
+        assert_eq!(service.charge(&key(1)).await.status, 200);
+    }
+    assert_eq!(service.charge(&key(1)).await.says(), says(429, "rate_limited"));
 }
