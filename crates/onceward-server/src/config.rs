@@ -21,6 +21,7 @@ mod cidr; // networks
 pub(crate) mod duration; // 60s
 mod file; // the TOML file as it is written
 mod policy; // what a section says about requests, made a policy
+mod quota; // [quota]
 mod route; // [[route]]: which rules hold for a request
 mod scope; // [scope]
 mod secret; // ${env:NAME}
@@ -59,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) tls: Option<KeyPair>,
     pub(crate) to_upstream: UpstreamSettings,
     pub(crate) limits: Limits,
+    /// What one scope may ask for.
+    pub(crate) quota: onceward::Limits,
 }
 
 /// Where records are kept.
@@ -135,6 +138,7 @@ impl Config {
             tls: transport::tls(&file.tls)?,
             to_upstream: transport::upstream(&file.upstream, &upstream)?,
             limits: transport::limits(&file.limits)?,
+            quota: quota::quota(&file.quota)?,
             upstream,
             listen,
             admin,

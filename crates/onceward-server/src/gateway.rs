@@ -106,7 +106,12 @@ impl Gateway {
         parts: Parts,
         body: Incoming,
     ) -> Response<GatewayBody> {
-        match setup.admit(&parts, route) {
+        let admitted = setup.engine.admit(&parts, &route.policy);
+        let young = |admitted: Option<Admitted>| match admitted {
+            Some(admitted) => check_age(&parts, route, &admitted).map(|()| Some(admitted)),
+            None => Ok(None),
+        };
+        match admitted.and_then(young) {
             Ok(Some(admitted)) => {
                 let seen = Arc::new(parts.clone());
                 let watched = Watched::new(&self.shadow, route, &seen, admitted.id().clone());
@@ -164,12 +169,13 @@ impl Gateway {
 }
 
 impl Setup {
+    /// A request that is too old is not run any more. The reply that its key may have is still its.
     fn admit(&self, parts: &Parts, route: &Route) -> Result<Option<Admitted>, Rejection> {
-        let admitted = self.engine.admit(parts, &route.policy)?;
-        if let (Some(admitted), Some(max_age)) = (&admitted, &route.max_age) {
-            max_age.check(&parts.headers, &admitted.id().key, SystemTime::now())?;
-        }
-        Ok(admitted)
+        let Some(admitted) = self.engine.admit(parts, &route.policy)? else { return Ok(None) };
+        Ok(Some(match check_age(parts, route, &admitted) {
+            Ok(()) => admitted,
+            Err(too_old) => admitted.only_if_known(too_old),
+        }))
     }
 
     /// A request that is not ours: streamed both ways.
@@ -216,6 +222,13 @@ impl Answer for Gateway {
             page.answer(&setup.cors, response.headers_mut());
         }
         response
+    }
+}
+
+fn check_age(parts: &Parts, route: &Route, admitted: &Admitted) -> Result<(), Rejection> {
+    match &route.max_age {
+        Some(max_age) => max_age.check(&parts.headers, &admitted.id().key, SystemTime::now()),
+        None => Ok(()),
     }
 }
 

@@ -180,6 +180,7 @@ fn settings(config: &Config) -> Settings {
         scope: config.scope.clone(),
         key_rules: config.key_rules.clone(),
         problem_base: config.problem_base.clone(),
+        limits: config.quota,
         ..Settings::default()
     }
 }

@@ -7,7 +7,8 @@
 //! admit    scope, then key                                    401, 400
 //!          (the caller buffers the body to the policy's cap    413)
 //! run      in a task of its own, that nobody cancels:
-//!            fingerprint, reserve, decide
+//!            fingerprint, breaker, limits                     503, 429
+//!            reserve (only a look for who has no quota left), decide
 //!            Execute: dispatch, renewing the lease; classify; complete, release or mark unknown
 //!                     (or, where the handler completed in its own transaction, ask what is true)
 //!            Replay, Refuse: answer
@@ -38,11 +39,13 @@ use crate::{
 
 mod answer;
 mod begin;
+mod breaker;
 mod bucket;
 mod classify;
 mod drain;
 mod execute;
 mod hold;
+mod quota;
 mod resume;
 mod settle;
 mod single;
@@ -50,8 +53,12 @@ mod status;
 mod superseded;
 mod wait;
 
-use begin::Begun;
+use begin::{Begun, Terms};
+use breaker::Breaker;
+pub use breaker::BreakerState;
 use drain::Drain;
+use quota::{Exceeded, Quota};
+pub use quota::{Limits, Rate};
 pub use resume::Resumed;
 use wait::Waiters;
 
@@ -72,6 +79,9 @@ pub struct Engine {
     drain: Drain,
     /// Of questions about the state of operations.
     questions: bucket::Buckets,
+    limits: Limits,
+    quota: Arc<Quota>,
+    breaker: Arc<Breaker>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -88,6 +98,8 @@ pub struct Settings {
     pub problem_base: Option<Box<str>>,
     /// How long a store call is repeated before the caller is told.
     pub store_deadline: Duration,
+    /// What each scope may ask for. Nothing is limited unless said otherwise.
+    pub limits: Limits,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
 }
@@ -99,6 +111,7 @@ impl Default for Settings {
             key_rules: KeyRules::default(),
             problem_base: None,
             store_deadline: Duration::from_secs(5),
+            limits: Limits::OFF,
             clock: Arc::new(SystemClock),
         }
     }
@@ -110,9 +123,18 @@ pub struct Admitted {
     id: RecordId,
     policy: Arc<Policy>,
     wait: Option<Duration>,
+    /// What is answered where the key is free, instead of running.
+    unless_known: Option<Rejection>,
 }
 
 impl Admitted {
+    /// The same, for a request that must not run any more: what is known of its key is answered as
+    /// always, and a key that is free is refused with this.
+    #[must_use]
+    pub fn only_if_known(self, otherwise: Rejection) -> Self {
+        Admitted { unless_known: Some(otherwise), ..self }
+    }
+
     /// Whose request it is, and under which key.
     pub fn id(&self) -> &RecordId {
         &self.id
@@ -174,6 +196,9 @@ impl Engine {
             waiters: Arc::default(),
             drain: Drain::default(),
             questions: bucket::Buckets::default(),
+            limits: settings.limits,
+            quota: Arc::default(),
+            breaker: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }
@@ -181,12 +206,14 @@ impl Engine {
 
     /// The same engine under other routes and settings, for a service that is set up anew while it
     /// runs. Both know of each other's requests: who waits for an attempt of the one is woken by the
-    /// other, and draining either drains both.
+    /// other, draining either drains both, and what a scope has used of its quota is used in both.
     #[must_use]
     pub fn under(&self, routes: Routes, settings: Settings) -> Engine {
         Engine {
             waiters: Arc::clone(&self.waiters),
             drain: self.drain.clone(),
+            quota: Arc::clone(&self.quota),
+            breaker: Arc::clone(&self.breaker),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }
@@ -201,6 +228,11 @@ impl Engine {
     /// The store.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// Whether requests are let through to the store, as far as it is known to answer.
+    pub fn breaker_state(&self) -> BreakerState {
+        self.breaker.shows()
     }
 
     /// The policy of a request; without one it is to be left alone.
@@ -228,6 +260,7 @@ impl Engine {
             id: RecordId { scope, key },
             policy: Arc::clone(policy),
             wait: wait::asked_for(&parts.headers, policy),
+            unless_known: None,
         }))
     }
 
@@ -256,7 +289,9 @@ impl Engine {
         let running = self.drain.enter();
         let ask = self.ask(&admitted, &parts, &body);
         drop(body);
-        let call = Call { engine: &self, admitted: &admitted, ask: &ask, answer: Some(answer) };
+        let limits = &self.limits;
+        let answer = Some(answer);
+        let call = Call { engine: &self, admitted: &admitted, ask: &ask, limits, answer };
         call.lead(handler).instrument(span).await;
         drop(running);
     }
@@ -282,6 +317,7 @@ struct Call<'a, R> {
     engine: &'a Engine,
     admitted: &'a Admitted,
     ask: &'a Ask,
+    limits: &'a Limits,
     answer: Option<oneshot::Sender<Answer<R>>>,
 }
 
@@ -290,35 +326,62 @@ impl<R: Send + 'static> Call<'_, R> {
     where
         H: Handler<Rest = R>,
     {
+        let engine = self.engine;
+        let now = engine.clock.monotonic();
+        let passage = match engine.breaker.enter(now) {
+            Ok(passage) => passage,
+            Err(retry_after) => return self.reject(Rejection::store_is_down(retry_after)),
+        };
+        if let Err(exceeded) = engine.quota.look(self.limits, &self.ask.id.scope, now) {
+            return self.limit(exceeded);
+        }
+        let terms = Terms {
+            wait: self.admitted.wait,
+            limits: self.limits,
+            patience: passage.patience(engine.store_deadline),
+        };
         // A `single` route reserves in the handler's own transaction: here it only looks.
         let single = self.admitted.policy.single && self.ask.mode == Mode::Execute;
         let begun = match single {
             true => {
                 let look = Ask { mode: Mode::LookupOnly, ..self.ask.clone() };
-                self.engine.begin(&look, self.admitted.wait).await
+                engine.begin(&look, terms).await
             }
-            false => self.engine.begin(self.ask, self.admitted.wait).await,
+            false => engine.begin(self.ask, terms).await,
         };
+        match begun {
+            Begun::StoreFailed { is_down: true, .. } => passage.failed(engine.clock.monotonic()),
+            _ => drop(passage),
+        }
         // What is large is boxed: the task is moved as a whole, for replays too.
         match begun {
-            Begun::Decided(Decision::Execute(lease), deadline) => {
+            Begun::Decided(Decision::Execute(lease), deadline, place) => {
                 Box::pin(self.execute(lease, deadline, handler)).await;
+                drop(place);
             }
-            Begun::Decided(Decision::Refuse(Refusal::NotTaken), _) if single => {
-                Box::pin(self.execute_single(handler)).await;
+            Begun::Decided(Decision::Refuse(Refusal::NotTaken), ..) if single => {
+                let now = engine.clock.monotonic();
+                match engine.quota.place(self.limits, &self.ask.id.scope, now) {
+                    Ok(place) => Box::pin(self.execute_single(handler, place)).await,
+                    Err(exceeded) => self.limit(exceeded),
+                }
             }
-            Begun::Decided(Decision::Replay { reply, expires_at, generation }, _) => {
+            Begun::Decided(Decision::Replay { reply, expires_at, generation }, ..) => {
                 self.send(reply.replay(expires_at, generation));
             }
-            Begun::Decided(Decision::Refuse(refusal), _) => self.refuse(&refusal),
+            Begun::Decided(Decision::Refuse(refusal), ..) => match &self.admitted.unless_known {
+                Some(otherwise) if refusal == Refusal::NotTaken => self.reject(otherwise.clone()),
+                _ => self.refuse(&refusal),
+            },
+            Begun::Limited(exceeded) => self.limit(exceeded),
             // An engine reserves to execute or to look, so that nothing is accepted for later.
-            Begun::Decided(Decision::Accepted, _) => self.reject(Rejection::store_unavailable()),
-            Begun::StoreFailed { may_be_granted } => {
+            Begun::Decided(Decision::Accepted, ..) => self.reject(Rejection::store_unavailable()),
+            Begun::StoreFailed { may_be_granted, .. } => {
                 self.reject(Rejection::store_unavailable());
                 // It will not run, and an outage must not fill the memory with request bodies.
                 drop(handler);
                 if may_be_granted && !single {
-                    Box::pin(self.engine.withdraw(self.ask)).await;
+                    Box::pin(engine.withdraw(self.ask)).await;
                 }
             }
         }

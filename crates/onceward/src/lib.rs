@@ -32,7 +32,7 @@ pub mod observe; // metrics
 #[cfg(feature = "testing")]
 pub mod testing; // the store suite, and tools to force faults and interleavings
 
-pub use engine::{Engine, Settings};
+pub use engine::{Engine, Limits, Rate, Settings};
 pub use fingerprint::Recipe;
 pub use key::{Key, KeyRules};
 pub use operation::Operation;

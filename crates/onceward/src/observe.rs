@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use metrics::{Unit, counter, describe_counter, describe_histogram, histogram};
+use metrics::{
+    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 /// The twelve counters that every Onceward process has from its start.
 pub const COUNTERS: [(&str, &str); 12] = [
@@ -40,6 +42,9 @@ pub const OPERATION_DURATION: &str = "api_idempotency_operation_duration_seconds
 const EMAIL_AS_KEY: &str = "onceward_key_email_total";
 const FENCED_WRITE: &str = "onceward_fenced_write_total";
 const EXPIRED_RUN_AGAIN: &str = "onceward_expired_run_again_total";
+const RATE_LIMITED: &str = "onceward_rate_limited_total";
+const BREAKER_OPEN: &str = "onceward_breaker_open";
+const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
 /// it when it is built; do it again if the recorder is installed later.
@@ -51,13 +56,32 @@ pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
     describe_counter!(EMAIL_AS_KEY, Unit::Count, "keys that were e-mail addresses");
     describe_counter!(FENCED_WRITE, Unit::Count, "writes of attempts that had lost their right");
     describe_counter!(EXPIRED_RUN_AGAIN, Unit::Count, "expired keys that ran as a new generation");
+    describe_counter!(RATE_LIMITED, Unit::Count, "requests over a limit of their scope");
+    describe_gauge!(BREAKER_OPEN, Unit::Count, "1 while requests are refused: the store is down");
+    describe_counter!(BREAKER_OPENED, Unit::Count, "times the store was found to be down");
     counter!(EMAIL_AS_KEY).increment(0);
+    counter!(BREAKER_OPENED).increment(0);
+    gauge!(BREAKER_OPEN).increment(0.0);
     for route in routes {
         for name in
             COUNTERS.map(|(name, _)| name).into_iter().chain([FENCED_WRITE, EXPIRED_RUN_AGAIN])
         {
             counter!(name, "route" => route.to_owned()).increment(0);
         }
+        for limit in ["creations", "active", "lookups"] {
+            counter!(RATE_LIMITED, "route" => route.to_owned(), "limit" => limit).increment(0);
+        }
+    }
+}
+
+pub(crate) fn rate_limited(route: &str, limit: &'static str) {
+    counter!(RATE_LIMITED, "route" => route.to_owned(), "limit" => limit).increment(1);
+}
+
+pub(crate) fn breaker_is_open(is_open: bool) {
+    gauge!(BREAKER_OPEN).set(if is_open { 1.0 } else { 0.0 });
+    if is_open {
+        counter!(BREAKER_OPENED).increment(1);
     }
 }
 

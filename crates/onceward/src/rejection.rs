@@ -297,6 +297,26 @@ impl Rejection {
         .with_retry_after(Duration::from_secs(2))
     }
 
+    /// The store is known to be down, and was not asked.
+    pub fn store_is_down(retry_after: Duration) -> Self {
+        Self::store_unavailable().with_retry_after(retry_after)
+    }
+
+    /// A limit of the caller's scope was reached: `creations`, `active` or `lookups`.
+    pub fn rate_limited(limit: &str, retry_after: Duration) -> Self {
+        let detail = match limit {
+            "creations" => "Too many new keys. Keys that were used before are still answered.",
+            "active" => "Too many requests at work. Keys that were used before are still answered.",
+            _ => "Too many requests with a key.",
+        };
+        Self::new(
+            Code::RateLimited,
+            format!("{detail} Nothing was executed; retry later with the same key."),
+        )
+        .with_retry_after(retry_after)
+        .with_member("limit", limit)
+    }
+
     /// This process is about to stop and takes no new work.
     pub fn draining() -> Self {
         Self::new(

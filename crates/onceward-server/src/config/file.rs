@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{secret::Text, suggest, transport};
+use super::{quota, secret::Text, suggest, transport};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -52,6 +52,9 @@ pub(crate) struct File {
     /// What clients may take up.
     #[serde(default)]
     pub(crate) limits: transport::LimitsFile,
+    /// What one scope may ask for.
+    #[serde(default)]
+    pub(crate) quota: quota::QuotaFile,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -1,7 +1,7 @@
 //! What clients of the API have to know, for the team's own documentation.
 
 use onceward::{
-    InFlight,
+    InFlight, Limits,
     policy::{Meaning, Presence},
     rejection::Code,
 };
@@ -32,7 +32,7 @@ pub(super) fn json(config: &Config) -> Value {
             "stored": kept(Meaning::Final),
             "runs_again": kept(Meaning::NotExecuted),
             "unknown": kept(Meaning::Unknown),
-            "codes": codes(route).into_iter().map(Code::name).collect::<Vec<_>>(),
+            "codes": codes(route, &config.quota).into_iter().map(Code::name).collect::<Vec<_>>(),
         })
     });
     json!({
@@ -210,7 +210,7 @@ fn compared(route: &Route) -> String {
 }
 
 /// The codes that requests on a route may get.
-fn codes(route: &Route) -> Vec<Code> {
+fn codes(route: &Route, quota: &Limits) -> Vec<Code> {
     if show::protects(route).is_empty() || route.key == KeyUse::Shadow {
         return vec![Code::UpstreamUnreachable];
     }
@@ -219,7 +219,7 @@ fn codes(route: &Route) -> Vec<Code> {
         Code::KeyMissing => rules.presence == Presence::Required,
         Code::KeyExpired => !rules.expired_runs_again && !rules.tombstone.is_zero(),
         Code::RequestTooOld => route.max_age.is_some(),
-        Code::RateLimited => false,
+        Code::RateLimited => *quota != Limits::OFF,
         _ => true,
     };
     Code::ALL.into_iter().filter(can_be).collect()
@@ -231,7 +231,8 @@ fn errors(config: &Config) -> String {
          `retry` that says what a program may do: `same_key`, `new_key` or `never`.\n\n\
          | code | status | retry |\n| --- | --- | --- |\n",
     );
-    let known: Vec<Code> = config.routes.all().flat_map(|route| codes(route)).collect();
+    let known: Vec<Code> =
+        config.routes.all().flat_map(|route| codes(route, &config.quota)).collect();
     for code in Code::ALL.into_iter().filter(|code| known.contains(code)) {
         let (name, status, retry) = (code.name(), code.status().as_u16(), code.retry().name());
         text.push_str(&format!("| `{name}` | {status} | `{retry}` |\n"));

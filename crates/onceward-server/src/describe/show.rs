@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onceward::{
-    InFlight, KeyRules,
+    InFlight, KeyRules, Rate,
     key::{Emails, Syntax},
 };
 use serde_json::{Map, Value, json};
@@ -55,6 +55,7 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
         ("upstream", upstream(&config.to_upstream)),
         ("limits", limits(&config.limits)),
         ("admin", admin(&config.admin_settings)),
+        ("quota", quota(&config.quota)),
     ]
 }
 
@@ -98,6 +99,17 @@ fn limits(limits: &Limits) -> Settings {
         ("stall_timeout", json!(duration(limits.stall_time_max))),
         ("http2_streams", json!(limits.http2_streams_max)),
         ("http2_resets", json!(limits.http2_resets_max)),
+    ]
+}
+
+fn quota(limits: &onceward::Limits) -> Settings {
+    let creations = limits.creations.map(Rate::parts);
+    let lookups = limits.lookups.map(Rate::parts);
+    vec![
+        ("creations_per_second", json!(creations.map(|(per_second, _)| per_second))),
+        ("burst", json!(creations.map(|(_, burst)| burst))),
+        ("active", json!(limits.active)),
+        ("lookups_per_second", json!(lookups.map(|(per_second, _)| per_second))),
     ]
 }
 

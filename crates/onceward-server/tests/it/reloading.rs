@@ -136,6 +136,33 @@ fn a_gateway_that_was_reloaded_still_finishes_what_runs_before_it_ends() {
 }
 
 #[test]
+fn other_quotas_hold_from_the_next_request_on() {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let upstream = Upstream::start(move |number, _| match number {
+        0 => Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done")),
+        _ => ok("done at once"),
+    });
+    let world = World::new(upstream, "");
+    let to = world.gateway.address;
+    let first = thread::spawn(move || post(to, KEY, "{}", &[]));
+    gate.reached_by(1);
+    let other = || post(to, "order-0000000000000002", "{}", &[]);
+    // What began without limits takes no place under them.
+    world.reload("[quota]\nactive = 1\nlookups_per_second = 1\n", DONE);
+    assert_eq!(other().text(), "done at once");
+    let limited = eventually("the end of the quota", || {
+        let answer = other();
+        (answer.status == 429).then_some(answer)
+    });
+    assert_eq!(limited.summary(), "429 idempotency_rate_limited");
+    world.reload("", DONE);
+    assert!(other().is_replay());
+    gate.open();
+    assert_eq!(first.join().expect("no panic").text(), "done");
+}
+
+#[test]
 fn a_gateway_without_a_file_survives_the_signal() {
     let upstream = Upstream::start(|_, _| ok("done"));
     let mut command = binary();

@@ -155,4 +155,7 @@ fn requests_that_are_too_old_are_refused_before_anything_is_reserved() {
     // The key was refused before and was not taken then.
     assert_eq!(outcome(&ask(&gateway, "POST /header", Some(KEY), &seconds(10))), "executed");
     assert_eq!(outcome(&ask(&gateway, "POST /header", Some(KEY), &seconds(0))), "replayed");
+    // A client that comes back late for a reply that is kept gets it.
+    assert_eq!(outcome(&ask(&gateway, "POST /header", Some(KEY), &seconds(3700))), "replayed");
+    assert_eq!(upstream.count(), 2);
 }

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use http::{Response, StatusCode};
 
-use super::{Answer, Call, Captured, status};
-use crate::{machine::Refusal, rejection::Rejection, reply};
+use super::{Answer, Call, Captured, Exceeded, status};
+use crate::{machine::Refusal, observe, rejection::Rejection, reply};
 
 impl<R> Call<'_, R> {
     pub(super) fn refuse(&mut self, refusal: &Refusal) {
@@ -18,6 +18,12 @@ impl<R> Call<'_, R> {
             rejection = rejection.with_location(status::location(&self.admitted.id));
         }
         self.reject(rejection);
+    }
+
+    pub(super) fn limit(&mut self, exceeded: Exceeded) {
+        let Exceeded { limit, retry_after } = exceeded;
+        observe::rate_limited(&self.admitted.policy.name, limit);
+        self.reject(Rejection::rate_limited(limit, retry_after));
     }
 
     pub(super) fn reject_unknown(&mut self, status: StatusCode, why: &str) {

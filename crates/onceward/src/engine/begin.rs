@@ -10,7 +10,7 @@ use http::request;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{Span, error, info, warn};
 
-use super::{Admitted, Engine, resume};
+use super::{Admitted, Engine, Exceeded, Limits, quota::Place, resume};
 use crate::{
     fingerprint::Fingerprint,
     machine::{self, Decision, Refusal},
@@ -24,18 +24,46 @@ use crate::{
 
 /// How a request begins.
 pub(super) enum Begun {
-    /// With a decision, and for an execution the monotonic time until which it may be dispatched.
-    Decided(Decision, Instant),
+    /// With a decision, and for an execution the monotonic time until which it may be dispatched,
+    /// and its place among the active records of its scope.
+    Decided(Decision, Instant, Option<Place>),
+    /// The key is free, and its caller has no quota left.
+    Limited(Exceeded),
     /// The store could not be asked in time.
     StoreFailed {
         /// The answer to a call was lost: it may have granted the record all the same.
         may_be_granted: bool,
+        /// It did not answer, or said that it cannot be used.
+        is_down: bool,
     },
+}
+
+/// Under which terms a request begins.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    /// How long it may wait for an attempt at work.
+    pub(super) wait: Option<Duration>,
+    /// What its scope may ask for.
+    pub(super) limits: &'a Limits,
+    /// How long a store call is repeated.
+    pub(super) patience: Duration,
 }
 
 /// A reserve was not answered in time.
 struct Unanswered {
     may_be_granted: bool,
+    is_down: bool,
+}
+
+/// The answer to a reserve.
+struct Reserved {
+    reservation: Reservation,
+    /// When the call that was answered was sent.
+    sent: Instant,
+    /// Of a granted record.
+    place: Option<Place>,
+    /// Why the store was only asked to look.
+    exceeded: Option<Exceeded>,
 }
 
 /// Pauses between repeated store calls: from the first to the longest, doubling.
@@ -61,7 +89,10 @@ impl Engine {
             id: admitted.id.clone(),
             fingerprint,
             attempt: AttemptId::random(),
-            mode: if self.drain.is_open() { Mode::Execute } else { Mode::LookupOnly },
+            mode: match self.drain.is_open() && admitted.unless_known.is_none() {
+                true => Mode::Execute,
+                false => Mode::LookupOnly,
+            },
             lease: policy.lease,
             max_execution: policy.max_execution,
             retention: policy.retention,
@@ -76,22 +107,29 @@ impl Engine {
     }
 
     /// Reserves and decides; where the policy or the client says so, waits for an attempt at work.
-    pub(super) async fn begin(&self, ask: &Ask, wait: Option<Duration>) -> Begun {
-        if !self.identity_is_same(ask).await {
-            return Begun::StoreFailed { may_be_granted: false };
+    pub(super) async fn begin(&self, ask: &Ask, terms: Terms<'_>) -> Begun {
+        match self.check_identity(ask, terms.patience).await {
+            Some(IdentityCheck::Same) => {}
+            checked => {
+                return Begun::StoreFailed { may_be_granted: false, is_down: checked.is_none() };
+            }
         }
-        let waiter = wait.and_then(|at_most| self.waiters.enter(&ask.id, at_most));
+        let waiter = terms.wait.and_then(|at_most| self.waiters.enter(&ask.id, at_most));
         loop {
             let woken = waiter.as_ref().map(|waiter| waiter.listen());
-            let (reservation, sent) = match self.reserve(ask).await {
-                Ok(answered) => answered,
-                Err(Unanswered { may_be_granted }) => {
-                    return Begun::StoreFailed { may_be_granted };
+            let reserved = match self.reserve_within(ask, &terms).await {
+                Ok(reserved) => reserved,
+                Err(Unanswered { may_be_granted, is_down }) => {
+                    return Begun::StoreFailed { may_be_granted, is_down };
                 }
             };
+            let Reserved { reservation, sent, place, exceeded } = reserved;
             if is_ours_already(&reservation, ask) {
                 // An earlier call of ours was granted, and taken for lost before it was answered.
-                return Begun::StoreFailed { may_be_granted: true };
+                return Begun::StoreFailed { may_be_granted: true, is_down: false };
+            }
+            if let (Reservation::Free, Some(exceeded)) = (&reservation, exceeded) {
+                return Begun::Limited(exceeded);
             }
             self.count_reservation(&reservation, ask);
             let decision = machine::decide(reservation, ask, self.clock.now());
@@ -103,19 +141,20 @@ impl Engine {
                 _ => false,
             };
             if !look_again {
-                return Begun::Decided(decision, sent + ask.lease);
+                return Begun::Decided(decision, sent + ask.lease, place);
             }
         }
     }
 
     /// Whether the store was used with the same identity settings before. Asked until it is so:
     /// under other settings every key would look new, and everything would run again.
-    async fn identity_is_same(&self, ask: &Ask) -> bool {
+    /// `None` when it did not answer.
+    async fn check_identity(&self, ask: &Ask, patience: Duration) -> Option<IdentityCheck> {
         if self.identity_is_same.load(Ordering::Relaxed) {
-            return true;
+            return Some(IdentityCheck::Same);
         }
         let identity = self.identity();
-        let check = timeout(self.store_deadline, async {
+        let check = timeout(patience, async {
             // One asks for all: a crowd at the start would stand in line for one row.
             let _asks = self.identity_asked.lock().await;
             match self.identity_is_same.load(Ordering::Relaxed) {
@@ -126,40 +165,88 @@ impl Engine {
         match check.await.unwrap_or_else(|_| Err(timed_out())) {
             Ok(IdentityCheck::Same) => {
                 self.identity_is_same.store(true, Ordering::Relaxed);
-                true
+                Some(IdentityCheck::Same)
             }
             Ok(IdentityCheck::Different) => {
                 error!(
                     "the store was used with another scope rule or key: nothing is executed until \
                      the settings are put back or the new ones are accepted"
                 );
-                false
+                Some(IdentityCheck::Different)
             }
             Err(error) => {
                 self.store_failed("check_identity", &error, &ask.route);
-                false
+                None
+            }
+        }
+    }
+
+    /// Reserves where the scope has quota left for it, and else only looks: a replay is answered all
+    /// the same.
+    async fn reserve_within(&self, ask: &Ask, terms: &Terms<'_>) -> Result<Reserved, Unanswered> {
+        let mut looked = None;
+        loop {
+            let place = match ask.mode {
+                Mode::LookupOnly => Ok(None),
+                Mode::Execute | Mode::Accept => {
+                    self.quota.place(terms.limits, &ask.id.scope, self.clock.monotonic())
+                }
+            };
+            match (place, looked) {
+                (Ok(mut place), _) => {
+                    let (reservation, sent) = self.reserve(ask, terms.patience).await?;
+                    match (&mut place, &reservation) {
+                        (Some(place), Reservation::Granted { found, .. }) => {
+                            place.granted(is_creation(*found));
+                        }
+                        // It may have to wait now, without taking the place of somebody else.
+                        _ => place = None,
+                    }
+                    return Ok(Reserved { reservation, sent, place, exceeded: None });
+                }
+                (Err(exceeded), Some(sent)) => {
+                    let (reservation, place) = (Reservation::Free, None);
+                    return Ok(Reserved { reservation, sent, place, exceeded: Some(exceeded) });
+                }
+                (Err(_), None) => {
+                    let look = Ask { mode: Mode::LookupOnly, ..ask.clone() };
+                    let (reservation, sent) = self.reserve(&look, terms.patience).await?;
+                    if reservation != Reservation::Free {
+                        return Ok(Reserved { reservation, sent, place: None, exceeded: None });
+                    }
+                    // Replays that were on their way may have given back what they did not use.
+                    looked = Some(sent);
+                }
             }
         }
     }
 
     /// Repeats the same reserve under the same attempt until it is answered or the deadline passes.
     /// With the time at which the answered call was sent: the lease counts from there.
-    async fn reserve(&self, ask: &Ask) -> Result<(Reservation, Instant), Unanswered> {
-        let give_up = Instant::now() + self.store_deadline;
+    async fn reserve(
+        &self,
+        ask: &Ask,
+        patience: Duration,
+    ) -> Result<(Reservation, Instant), Unanswered> {
+        let give_up = Instant::now() + patience;
         let mut pause = PAUSE_FIRST;
         let mut may_be_granted = false;
         loop {
             let sent = self.clock.monotonic();
             let answer = timeout_at(give_up, self.store.reserve(ask.clone())).await;
             let error = match answer {
-                Ok(Ok(reservation)) => return Ok((reservation, sent)),
+                Ok(Ok(reservation)) => {
+                    self.breaker.answered();
+                    return Ok((reservation, sent));
+                }
                 Ok(Err(error)) => error,
                 Err(_) => timed_out(),
             };
             self.store_failed("reserve", &error, &ask.route);
             may_be_granted |= error.kind() == StoreErrorKind::Ambiguous;
-            if !error.may_be_repeated() || Instant::now() + pause >= give_up {
-                return Err(Unanswered { may_be_granted });
+            let is_down = error.may_be_repeated();
+            if !is_down || Instant::now() + pause >= give_up {
+                return Err(Unanswered { may_be_granted, is_down });
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_LONGEST);
@@ -175,7 +262,11 @@ impl Engine {
         }
         let mut pause = PAUSE_FIRST;
         while !self.drain.is_over() {
-            match timeout(self.store_deadline, self.store.reserve(ask.clone())).await {
+            let answer = timeout(self.store_deadline, self.store.reserve(ask.clone())).await;
+            if let Ok(Ok(_)) = &answer {
+                self.breaker.answered();
+            }
+            match answer {
                 Ok(Ok(Reservation::Granted { lease, .. })) => {
                     let release = Write::Release("reserve_not_acknowledged".into());
                     let released = self.store.write(&lease, release);
@@ -277,6 +368,14 @@ impl Engine {
             Refusal::Expired { .. } | Refusal::ReplyNotStored { .. } | Refusal::NotTaken => return,
         };
         observe::count(counter, &policy.name);
+    }
+}
+
+/// Whether a key was granted that was not there before, or is new as its next generation.
+fn is_creation(found: Found) -> bool {
+    match found {
+        Found::Absent | Found::Expired | Found::Mine => true,
+        Found::Retryable | Found::LeaseOver | Found::Pending => false,
     }
 }
 

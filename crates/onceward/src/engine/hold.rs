@@ -70,6 +70,7 @@ impl Engine {
             let written = timeout(third, renewal).await.unwrap_or_else(|_| Err(timed_out()));
             match written {
                 Ok(Written::Applied | Written::AlreadyMine(_)) => {
+                    self.breaker.answered();
                     operation.extend_deadline(sent + policy.lease);
                 }
                 Ok(Written::Superseded(_)) => {

@@ -8,7 +8,7 @@ use http::{HeaderName, Request, Response, header, request};
 use tokio::time::timeout;
 use tracing::{Instrument as _, field, info_span, warn};
 
-use super::{Admitted, Call, Captured, Engine, Execution, Handler, begin::timed_out};
+use super::{Admitted, Call, Captured, Engine, Execution, Handler, Limits, begin::timed_out};
 use crate::{
     operation::Operation,
     policy::Policy,
@@ -87,14 +87,21 @@ impl Engine {
             outcome = field::Empty,
         );
         let running = self.drain.enter();
-        let admitted = Admitted { id: record.id.clone(), policy: Arc::clone(policy), wait: None };
+        let admitted = Admitted {
+            id: record.id.clone(),
+            policy: Arc::clone(policy),
+            wait: None,
+            unless_known: None,
+        };
         let ask = Ask {
             method: record.method.clone(),
             path: record.path.clone(),
             // What was asked then: this is no other request, whatever the recipe says today.
             ..self.ask_again(&admitted, record.fingerprint)
         };
-        let call = Call { engine: self, admitted: &admitted, ask: &ask, answer: None };
+        // It was created long ago, and no caller asks for it now.
+        let limits = &Limits::OFF;
+        let call = Call { engine: self, admitted: &admitted, ask: &ask, limits, answer: None };
         call.lead(handler).instrument(span).await;
         drop(running);
     }

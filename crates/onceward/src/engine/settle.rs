@@ -87,7 +87,10 @@ impl Engine {
         let answer = timeout_at(give_up, self.store.write(lease, write.clone())).await;
         let written = answer.unwrap_or_else(|_| Err(timed_out()));
         match &written {
-            Ok(_) => self.waiters.wake(&lease.id),
+            Ok(_) => {
+                self.breaker.answered();
+                self.waiters.wake(&lease.id);
+            }
             Err(error) => self.store_failed("write", error, &admitted.policy.name),
         }
         written

@@ -11,10 +11,11 @@ use http::StatusCode;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Call, Handler,
-    begin::Begun,
+    Call, Handler, Limits,
+    begin::{Begun, Terms},
     classify::{self, Outcome},
     hold::Stopped,
+    quota::Place,
 };
 use crate::{
     machine::{self, Decision, Refusal},
@@ -27,7 +28,7 @@ use crate::{
 };
 
 impl<R: Send + 'static> Call<'_, R> {
-    pub(super) async fn execute_single<H>(&mut self, handler: H)
+    pub(super) async fn execute_single<H>(&mut self, handler: H, mut place: Option<Place>)
     where
         H: Handler<Rest = R>,
     {
@@ -55,6 +56,9 @@ impl<R: Send + 'static> Call<'_, R> {
         let taken = operation.account().taken.take();
         if let Some(taken) = taken {
             return self.taken(taken);
+        }
+        if let Some(place) = &mut place {
+            place.granted(true);
         }
         let outcome = match ended {
             Ok(ended) => classify::classify(ended, policy, &operation.account()),
@@ -89,10 +93,14 @@ impl<R: Send + 'static> Call<'_, R> {
     /// The handler ended without a transaction, with an answer that is to be kept, or with one that
     /// says that it acted all the same. Both need a record.
     async fn finish_unreserved(&mut self, outcome: Outcome<R>) {
-        match self.engine.begin(self.ask, None).await {
-            Begun::Decided(Decision::Execute(lease), _) => self.finish(&lease, outcome).await,
-            Begun::Decided(decision, _) => self.decided(decision),
-            Begun::StoreFailed { may_be_granted } => {
+        // The work is done: neither quota nor breaker is in the way of its record.
+        let patience = self.engine.store_deadline;
+        let terms = Terms { wait: None, limits: &Limits::OFF, patience };
+        match self.engine.begin(self.ask, terms).await {
+            Begun::Decided(Decision::Execute(lease), ..) => self.finish(&lease, outcome).await,
+            Begun::Decided(decision, ..) => self.decided(decision),
+            Begun::Limited(exceeded) => self.limit(exceeded),
+            Begun::StoreFailed { may_be_granted, .. } => {
                 match outcome {
                     Outcome::Unknown { status, why } => self.reject_unknown(status, why),
                     _ => self.reject(Rejection::store_unavailable()),

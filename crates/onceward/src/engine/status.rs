@@ -9,10 +9,11 @@ use http::{
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::{Admitted, Engine, STATUS_PATH, begin::timed_out, operation_id};
+use super::{Admitted, Engine, Exceeded, STATUS_PATH, begin::timed_out, operation_id};
 use crate::{
     key::Key,
     machine::Refusal,
+    observe,
     operation::sealed_id,
     policy::InFlight,
     profile::Profile,
@@ -44,6 +45,12 @@ impl Engine {
         if let Err(after) = self.questions.take(&scope, self.clock.monotonic()) {
             let detail = "The state of operations was asked for too often. Ask again later.";
             let rejection = Rejection::new(Code::RateLimited, detail).with_retry_after(after);
+            return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
+        }
+        let looked = self.quota.look(&self.limits, &scope, self.clock.monotonic());
+        if let Err(Exceeded { limit, retry_after }) = looked {
+            observe::rate_limited("status", limit);
+            let rejection = Rejection::rate_limited(limit, retry_after);
             return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
         }
         let id = parts.uri.path().strip_prefix(STATUS_PATH).unwrap_or_default();

@@ -3,6 +3,7 @@
 mod acceptance;
 mod admission;
 mod bodies;
+mod breaker;
 mod contract;
 mod drain;
 mod effects;
@@ -35,6 +36,7 @@ mod postgres_schema;
 mod postgres_sessions;
 mod problems;
 mod processes;
+mod quota;
 mod replay;
 mod resumer;
 mod schema;

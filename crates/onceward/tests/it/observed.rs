@@ -6,7 +6,7 @@ use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use onceward::{
-    Effects, InFlight, KeyRules, Policy, Routes, Settings,
+    Effects, InFlight, KeyRules, Limits, Policy, Rate, Routes, Settings,
     key::Emails,
     observe::{COUNTERS, OPERATION_DURATION},
     testing::{Fault, StoreCall},
@@ -217,4 +217,42 @@ fn how_long_handlers_take_is_seen_per_route() {
         assert!(rendered.contains(&line), "{line}:\n{rendered}");
     }
     assert!(!rendered.contains(KEY), "no key in a label");
+}
+
+#[test]
+fn the_state_of_the_breaker_and_what_was_limited_can_be_seen() {
+    observed(|handle| async move {
+        let faults = Faults::default();
+        let limits = Limits { creations: Some(Rate::per_second(1)), ..Limits::OFF };
+        let settings = Settings { limits, ..Settings::default() };
+        let service = Service::with_settings(
+            |memory| faults.on(memory),
+            Policy::required(),
+            settings,
+            |_| async { "charged" },
+        );
+        let seen = |line: &str| {
+            let rendered = handle.render();
+            assert!(rendered.lines().any(|given| given == line), "{line} in\n{rendered}");
+        };
+        seen("onceward_breaker_open 0");
+        for limit in ["creations", "active", "lookups"] {
+            let counter = "onceward_rate_limited_total{route=\"default\",limit=";
+            seen(&format!("{counter}\"{limit}\"}} 0"));
+        }
+        service.charge("order-of-the-first").await;
+        service.charge("order-of-the-second").await;
+        seen("onceward_rate_limited_total{route=\"default\",limit=\"creations\"} 1");
+        faults.fail(StoreCall::Reserve, Fault::Refused, FOR_EVER);
+        for _ in 0..3 {
+            service.charge(KEY).await;
+        }
+        seen("onceward_breaker_open 1");
+        seen("onceward_breaker_opened_total 1");
+        faults.heal();
+        pass(Duration::from_secs(1)).await;
+        service.charge(KEY).await;
+        seen("onceward_breaker_open 0");
+        seen("onceward_breaker_opened_total 1");
+    });
 }

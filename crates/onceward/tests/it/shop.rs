@@ -126,7 +126,7 @@ pub(crate) async fn order(tx: &mut SqliteConnection, name: &str) -> Result<(), s
 /// A service that runs.
 #[derive(Clone)]
 pub(crate) struct Served {
-    app: Router,
+    pub(crate) app: Router,
     /// What is behind the layer.
     pub(crate) inner: Router,
     pub(crate) engine: Arc<Engine>,

@@ -7,7 +7,9 @@ use std::{
 
 use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
-use onceward::{Operation, Policy, Reply, TransactionError, record::State};
+use onceward::{
+    Idempotency, Limits, Operation, Policy, Reply, Settings, TransactionError, record::State,
+};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use tokio::sync::Notify;
 
@@ -330,4 +332,49 @@ async fn an_expired_key_is_refused_or_runs_again_as_its_policy_says() {
         let expected: &[u32] = if runs_again { &[1, 2] } else { &[1] };
         assert_eq!(*generations.lock().expect("not poisoned"), expected);
     }
+}
+
+#[tokio::test]
+async fn a_handler_that_has_not_reserved_yet_takes_its_place_among_the_active() {
+    let shop = Shop::open().await;
+    let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let mut served = shop.serve(single(), {
+        let (inside, go_on) = (inside.clone(), go_on.clone());
+        move |shop: Shop, operation: Operation| {
+            let (inside, go_on) = (inside.clone(), go_on.clone());
+            async move {
+                if shop.runs() == 1 {
+                    inside.notify_one();
+                    go_on.notified().await;
+                }
+                order_tea(shop, operation).await
+            }
+        }
+    });
+    let settings =
+        Settings { limits: Limits { active: Some(1), ..Limits::OFF }, ..Settings::default() };
+    let limited = served.engine.under(single().into(), settings);
+    served.app = served.inner.clone().layer(Idempotency::from(Arc::new(limited)));
+    let first = tokio::spawn({
+        let served = served.clone();
+        async move { served.charge(KEY).await }
+    });
+    inside.notified().await;
+    let other = "order-0000000000000002";
+    assert_eq!(served.charge(other).await.says(), says(429, "rate_limited"));
+    go_on.notify_one();
+    assert_eq!(first.await.expect("answered").says(), says(201, "executed"));
+    // The place is given back by the task that answered, a moment later.
+    let again = async {
+        loop {
+            let answer = served.charge(other).await;
+            if answer.status != 429 {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(20), again).await.expect("a free place");
+    assert_eq!(again.says(), says(201, "executed"));
+    assert_eq!((shop.orders().await.len(), shop.runs()), (2, 2));
 }

@@ -119,8 +119,10 @@ impl Reserve {
         let granted = batch.iter().map(|element| {
             let ask = &element.ask;
             let place = (ask.attempt, ask.id.scope.as_str(), ask.id.key.as_str());
-            let mut taken = || (ask.mode != Mode::LookupOnly).then(|| taken.remove(&place))?;
-            let row = all.or_else(|| taken())?;
+            let row = match all {
+                None if ask.mode != Mode::LookupOnly => taken.remove(&place)?,
+                all => all?,
+            };
             Some(read_answer(row, ask))
         });
         let mut answers: Vec<Option<Answer>> = granted.collect();
