@@ -273,7 +273,10 @@ impl Operation {
     /// The lease, if this attempt may still act on it.
     pub(crate) fn held(&self) -> Result<Arc<Lease>, Failure> {
         let lease = self.lease().filter(|_| self.may_act());
-        lease.ok_or(Failure::LeaseOver)
+        lease.ok_or_else(|| {
+            self.account().cut_short = true;
+            Failure::LeaseOver
+        })
     }
 
     async fn advance(&self, lease: &Lease, advance: Advance) -> Result<(), Failure> {
@@ -295,6 +298,7 @@ impl Operation {
         warn!("a step came from an attempt that had lost its record");
         observe::fenced_write(&self.context().policy.name);
         self.lose_lease();
+        self.account().cut_short = true;
         Failure::LeaseLost
     }
 

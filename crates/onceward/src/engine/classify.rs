@@ -62,6 +62,9 @@ pub(super) fn classify<R>(
     if let Some(open) = &account.open_effect {
         return with_open_effect(open, account);
     }
+    if account.cut_short {
+        return unfinished("lease_lost", account);
+    }
     match ended {
         // A handler that panicked may have acted before it did.
         Err(_panic) => broken_off(StatusCode::BAD_GATEWAY, "handler_panicked", policy, account),

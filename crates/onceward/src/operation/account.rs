@@ -18,6 +18,9 @@ pub(crate) struct Account {
     pub(crate) open_effect: Option<OpenEffect>,
     /// An attempt of a `single` route found that it is not the one to run.
     pub(crate) taken: Option<Taken>,
+    /// A step was not made, because the attempt had lost its right. Whatever the handler makes of
+    /// that, the operation has not come to its end.
+    pub(crate) cut_short: bool,
     /// Something was committed in this generation.
     pub(crate) has_progress: bool,
     /// The steps that have a result, in this attempt.

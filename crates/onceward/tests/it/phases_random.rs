@@ -22,7 +22,7 @@ use onceward::{
         Resolved, Resumable, StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
-    testing::{Fault, FaultyStore, StoreCall},
+    testing::{Fault, FaultyStore, Seed, StoreCall},
 };
 use tokio::{sync::oneshot, time::sleep};
 
@@ -283,8 +283,9 @@ fn play(seed: u64, bug: Option<Bug>) -> Result<State, String> {
 
 #[test]
 fn no_seed_does_a_step_twice_or_tells_of_what_was_not_done() {
-    let first: u64 = rand::random();
-    println!("first seed {first}");
+    let first = Seed::from_environment();
+    println!("ONCEWARD_SEED={first}");
+    let first: u64 = first.to_string().parse().expect("a number");
     let (mut completed, mut unknown) = (0, 0);
     for seed in (0..SEEDS).map(|number| first.wrapping_add(number)) {
         match play(seed, None) {
