@@ -4,7 +4,7 @@ use super::Step;
 use crate::{
     clock::Timestamp,
     record::{Effects, Lease, OpenEffect, Record, State},
-    store::{Advance, Advanced, Reservation},
+    store::{Advance, Advanced, Found, Reservation},
 };
 
 /// Moves a phased operation on, if the attempt still may. `saved` says whether a step of that name
@@ -69,7 +69,12 @@ pub fn is_resumable(record: &Record, now: Timestamp) -> bool {
 }
 
 /// Whether the request is kept that was asked with, unless one of this generation is kept already:
-/// it is by whoever takes the record.
+/// it is by whoever takes the record, in the same step. A repeated call has nothing to add.
 pub fn keeps_request(answer: &Reservation) -> bool {
-    matches!(answer, Reservation::Granted { .. } | Reservation::Accepted { .. })
+    match answer {
+        Reservation::Granted { found, .. } | Reservation::Accepted { found } => {
+            *found != Found::Mine
+        }
+        _ => false,
+    }
 }
