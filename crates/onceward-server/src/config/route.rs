@@ -1,6 +1,6 @@
 //! Routes: which rules hold for a request. The first one that matches wins.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::Method;
@@ -156,11 +156,30 @@ impl RouteTable {
         Ok(table)
     }
 
-    /// The rules for a request.
+    /// The rules for a request. Where services may read its path in several ways, the strictest of
+    /// what they could mean: a spelling must not lead past protection.
     pub(crate) fn find(&self, method: &Method, path: &str) -> &Arc<Route> {
-        let path: Cow<'_, str> = path::comparable(path);
+        let strictness = |route: &&Arc<Route>| match (route.treatment(method), route.key) {
+            (Treatment::Protect, KeyUse::Required) => 3,
+            (Treatment::Protect, _) => 2,
+            (Treatment::Observe, _) => 1,
+            (Treatment::PassOn, _) => 0,
+        };
+        let found = self.matching(method, &path::comparable(path));
+        let Some(others) = path::other_readings(path) else { return found };
+        let others = others.iter().map(|reading| self.matching(method, reading));
+        // Of several that are as strict, the first counts.
+        others.fold(
+            found,
+            |found, other| {
+                if strictness(&other) > strictness(&found) { other } else { found }
+            },
+        )
+    }
+
+    fn matching(&self, method: &Method, path: &str) -> &Arc<Route> {
         let matches = |route: &&Arc<Route>| {
-            route.pattern.as_ref().is_some_and(|pattern| pattern.matches(method, &path))
+            route.pattern.as_ref().is_some_and(|pattern| pattern.matches(method, path))
         };
         self.routes.iter().find(matches).unwrap_or(&self.defaults)
     }

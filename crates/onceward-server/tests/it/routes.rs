@@ -159,3 +159,22 @@ fn requests_that_are_too_old_are_refused_before_anything_is_reserved() {
     assert_eq!(outcome(&ask(&gateway, "POST /header", Some(KEY), &seconds(3700))), "replayed");
     assert_eq!(upstream.count(), 2);
 }
+
+#[test]
+fn no_spelling_of_a_path_leads_past_protection() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let carved_out = "[[route]]\nmatch = \"POST /webhooks/**\"\nkey = \"off\"\n";
+    let gateway = Gateway::with(upstream.address, carved_out);
+    for path in [
+        "/webhooks/..;/v1/charges",
+        "/webhooks/..%2Fv1/charges",
+        "/webhooks/..%5cv1/charges",
+        "/v1/charges/../../webhooks/x",
+    ] {
+        let answer = ask(&gateway, &format!("POST {path}"), None, "");
+        assert_eq!(answer.summary(), "400 idempotency_key_missing", "{path}");
+    }
+    assert_eq!(upstream.count(), 0);
+    let hook = ask(&gateway, "POST /webhooks/bank/1", None, "");
+    assert_eq!((hook.status, upstream.count()), (200, 1));
+}

@@ -23,6 +23,24 @@ pub(super) fn comparable(path: &str) -> Cow<'_, str> {
     Cow::Owned(format!("/{}", segments.join("/")))
 }
 
+/// What else a service could take the path for: as it stands, and with matrix parameters, escaped
+/// slashes and backslashes read as some frameworks read them. `None` when there is but one reading.
+pub(super) fn other_readings(path: &str) -> Option<[String; 2]> {
+    let escaped = |code: &str| path.contains(code) || path.contains(&code.to_ascii_lowercase());
+    let is_plain = !path.contains([';', '\\'])
+        && !path.contains("/.")
+        && !["%2E", "%2F", "%5C", "%3B"].into_iter().any(escaped);
+    if is_plain {
+        return None;
+    }
+    let decoded = unescaped(path).replace("%2F", "/").replace("%5C", "/").replace("%3B", ";");
+    let segments = decoded.replace('\\', "/");
+    let without_parameters: Vec<&str> =
+        segments.split('/').map(|segment| segment.split(';').next().unwrap_or_default()).collect();
+    let folded = comparable(&without_parameters.join("/")).into_owned();
+    Some([path.to_owned(), folded])
+}
+
 /// Letters, digits and `-._~` need no escape (RFC 3986, 2.3); other escapes are written one way.
 fn unescaped(segment: &str) -> Cow<'_, str> {
     if !segment.contains('%') {
@@ -50,6 +68,24 @@ fn unescaped(segment: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_with_several_readings_has_them_all_and_a_plain_one_has_none() {
+        for path in ["/v1/charges", "/v1/charges/", "/caf%C3%A9"] {
+            assert_eq!(other_readings(path), None, "{path}");
+        }
+        for path in [
+            "/webhooks/..;/v1/charges",
+            "/webhooks/..%2fv1/charges",
+            "/webhooks/..%5Cv1/charges",
+            "/webhooks/..\\v1/charges",
+            "/v1/charges;a=b",
+            "/v1%2Fcharges",
+        ] {
+            let [raw, folded] = other_readings(path).expect(path);
+            assert_eq!((&*raw, &*folded), (path, "/v1/charges"));
+        }
+    }
 
     #[test]
     fn spellings_of_one_path_are_one() {
