@@ -6,9 +6,12 @@ use tokio::runtime::Builder;
 
 mod file;
 mod fingerprint;
+mod gateway; // the binary, beside a plain proxy
 mod load; // requests over kept-alive connections, from one thread
 mod machine; // who else used it during a measurement
 mod postgres; // HTTP services on a real PostgreSQL: by hand, and with Onceward
+mod process; // contestants, each a process of its own
+mod report; // tables and ratios
 
 #[derive(Parser)]
 #[command(about = "Measures Onceward beside its yardsticks")]
@@ -34,6 +37,11 @@ enum What {
     Postgres(postgres::Options),
     /// Onceward on PostgreSQL, over HTTP, with few and with many records in its tables.
     PostgresSize(postgres::size::Options),
+    /// The gateway on each store, over HTTP, beside a plain proxy.
+    Gateway(gateway::Options),
+    /// The plain proxy, until its input ends. The benchmark starts it by itself.
+    #[command(hide = true)]
+    Proxy(gateway::proxy::Proxy),
     /// One of these services, until its input ends. The benchmark starts it by itself.
     #[command(hide = true)]
     Serve(postgres::Serve),
@@ -57,6 +65,14 @@ fn main() -> anyhow::Result<()> {
         What::PostgresSize(options) => {
             let one_thread = Builder::new_current_thread().enable_all().build()?;
             one_thread.block_on(postgres::size::run(options))
+        }
+        What::Gateway(options) => {
+            let one_thread = Builder::new_current_thread().enable_all().build()?;
+            one_thread.block_on(gateway::run(options))
+        }
+        What::Proxy(proxy) => {
+            let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+            threads.block_on(gateway::proxy::serve(proxy))
         }
         What::Serve(service) => {
             let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

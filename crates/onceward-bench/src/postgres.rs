@@ -6,21 +6,21 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
-use serde::Serialize;
 
 mod by_hand; // the yardsticks
 mod contestant; // who takes part, and their processes
 mod database; // the server, and a new database each time
 mod payment; // what all of them serve
-mod report; // tables and ratios
 pub(crate) mod size; // small and large tables
 
-pub(crate) use contestant::{Serve, serve};
+pub(crate) use contestant::{Contestant, Serve, serve};
+pub(crate) use database::{Server, Settings};
+pub(crate) use payment::BODY;
 
-use crate::load::{self, Figures, Keys, Load};
-use contestant::{Contestant, Process};
-use database::Server;
-use report::{Measurement, Output, Report};
+use crate::{
+    load::{self, Figures, Keys, Load},
+    report::{Measurement, Output, Report, Workload},
+};
 
 /// What is asked for.
 #[derive(Args)]
@@ -41,7 +41,11 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = "first,replay")]
     workloads: Vec<Workload>,
     /// Who takes part.
-    #[arg(long, value_delimiter = ',', default_value = "echo,sqlx,tokio-postgres,onceward")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "echo,sqlx,sqlx-tuned,tokio-postgres,onceward"
+    )]
     contestants: Vec<Contestant>,
     /// How many completed keys the replays choose from.
     #[arg(long, default_value_t = 2000)]
@@ -60,25 +64,6 @@ pub(crate) struct Options {
     output: Output,
 }
 
-/// What the load sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Workload {
-    /// Every request has a new key.
-    First,
-    /// Every request has a key that was answered before.
-    Replay,
-}
-
-impl Workload {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Workload::First => "first",
-            Workload::Replay => "replay",
-        }
-    }
-}
-
 const DATABASE: &str = "onceward_bench";
 
 pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
@@ -90,7 +75,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         measurements.extend(run.rounds().await?);
     }
     server.drop_database(DATABASE).await?;
-    Report::new(settings, options.seconds, measurements).print(options.output)
+    Report::new(Some(settings), options.seconds, measurements).print(options.output)
 }
 
 /// All rounds with the same number of connections.
@@ -161,7 +146,7 @@ impl Run<'_> {
     async fn measure(&self, turn: Turn, round: u32, seconds: f64) -> anyhow::Result<Measurement> {
         let Turn { workload, contestant, pool } = turn;
         let url = self.server.new_database(DATABASE).await?;
-        let process = Process::start(contestant, &url, pool.unwrap_or_default())?;
+        let process = contestant.start(&url, pool.unwrap_or_default())?;
         let load = Load {
             connections: self.connections,
             warm_up: Duration::from_secs_f64(self.options.warm_up),
@@ -189,7 +174,7 @@ impl Run<'_> {
         address: SocketAddr,
         url: &str,
     ) -> anyhow::Result<Figures> {
-        let body = payment::BODY.as_bytes();
+        let body = BODY.as_bytes();
         let keys = match turn.workload {
             Workload::First => Keys::New,
             Workload::Replay => {

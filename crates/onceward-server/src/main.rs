@@ -21,6 +21,11 @@ use clap::Parser as _;
 
 use cli::{Cli, Command, RoutesCommand};
 
+/// Requests begin on one thread and often end on another, which the system's allocator is slow at.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -1,6 +1,6 @@
 //! The reply: a stored answer, and the HTTP responses made of it.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
@@ -75,6 +75,28 @@ impl Reply {
             body: ReplyBody::NotStored,
             schema_version: None,
         }
+    }
+
+    /// The same in memory of its own. As it comes from a connection, a reply is a part of that one's
+    /// buffers, and would keep all of them.
+    #[must_use]
+    pub(crate) fn compact(mut self) -> Reply {
+        let stored = self.body_bytes();
+        let length = self.headers.iter().map(|(_, value)| value.len()).sum::<usize>();
+        let mut buffer = BytesMut::with_capacity(length + stored.len());
+        for (_, value) in &mut self.headers {
+            buffer.extend_from_slice(value.as_bytes());
+            let is_sensitive = value.is_sensitive();
+            if let Ok(copy) = HeaderValue::from_maybe_shared(buffer.split().freeze()) {
+                *value = copy;
+                value.set_sensitive(is_sensitive);
+            }
+        }
+        if let ReplyBody::Stored(body) = &mut self.body {
+            buffer.extend_from_slice(&stored);
+            *body = buffer.freeze();
+        }
+        self
     }
 
     /// The stored body; empty when it was not kept.
@@ -255,6 +277,21 @@ mod tests {
         let links: Vec<_> = response.headers().get_all("link").iter().collect();
         assert_eq!(links, ["<a>", "<b>", "<a>"]);
         assert_eq!(response.headers()["etag"], "x");
+    }
+
+    #[test]
+    fn a_compact_reply_is_the_same_and_keeps_no_buffer_alive() {
+        let buffer = BytesMut::from(&b"text/plain{}and much more that came with it"[..]).freeze();
+        let value = HeaderValue::from_maybe_shared(buffer.slice(..10)).expect("valid");
+        let reply = Reply::new(StatusCode::CREATED, buffer.slice(10..12))
+            .with_header(CONTENT_TYPE, value)
+            .with_header(CONTENT_TYPE, HeaderValue::from_static(""));
+        let compact = reply.clone().compact();
+        assert_eq!(compact, reply);
+        assert!(!buffer.is_unique());
+        drop(reply);
+        assert!(buffer.is_unique(), "nothing of it is in the compact one");
+        assert_eq!(compact.clone().status_only().compact(), compact.status_only());
     }
 
     #[test]

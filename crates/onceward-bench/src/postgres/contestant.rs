@@ -1,15 +1,7 @@
 //! The contestants, each a service in a process of its own.
 
-use std::{
-    env,
-    io::{BufRead as _, BufReader, Read as _},
-    net::SocketAddr,
-    process::{Child, Command, Stdio},
-    sync::Arc,
-    thread,
-};
+use std::{env, process::Command, sync::Arc};
 
-use anyhow::Context as _;
 use axum::{Router, body::Bytes, routing::post, serve::ListenerExt as _};
 use clap::{Args, ValueEnum};
 use onceward::{Idempotency, PgOptions, PgStore, Policy};
@@ -17,6 +9,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::{by_hand, payment};
+use crate::process::{self, Process};
 
 /// Who takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
@@ -24,8 +17,10 @@ use super::{by_hand, payment};
 pub(crate) enum Contestant {
     /// No idempotency, no database: the ceiling.
     Echo,
-    /// By hand, with sqlx's pool.
+    /// By hand, with sqlx and its pool as they come.
     Sqlx,
+    /// By hand, with as few of sqlx's round trips as can be had.
+    SqlxTuned,
     /// By hand, with tokio-postgres and deadpool.
     TokioPostgres,
     /// The layer on a `PgStore`, with its defaults.
@@ -38,6 +33,7 @@ impl Contestant {
         match self {
             Contestant::Echo => "echo",
             Contestant::Sqlx => "sqlx",
+            Contestant::SqlxTuned => "sqlx-tuned",
             Contestant::TokioPostgres => "tokio-postgres",
             Contestant::Onceward => "onceward",
         }
@@ -50,13 +46,21 @@ impl Contestant {
 
     /// Whether its size of pool is to be found out. Others have none, or choose it themselves.
     pub(crate) fn has_pool(self) -> bool {
-        matches!(self, Contestant::Sqlx | Contestant::TokioPostgres)
+        matches!(self, Contestant::Sqlx | Contestant::SqlxTuned | Contestant::TokioPostgres)
+    }
+
+    /// Its process.
+    pub(crate) fn start(self, url: &str, pool: u32) -> anyhow::Result<Process> {
+        let mut command = Command::new(env::current_exe()?);
+        command.args(["serve", "--contestant", self.name(), "--url", url]);
+        Process::start(self.name(), command.args(["--pool", &pool.to_string()]))
     }
 
     async fn service(self, url: &str, pool: u32) -> anyhow::Result<Router> {
         match self {
             Contestant::Echo => Ok(pays()),
-            Contestant::Sqlx => by_hand::sqlx::service(url, pool).await,
+            Contestant::Sqlx => by_hand::sqlx::service(url, pool, false).await,
+            Contestant::SqlxTuned => by_hand::sqlx::service(url, pool, true).await,
             Contestant::TokioPostgres => by_hand::tokio_postgres::service(url, pool as usize).await,
             Contestant::Onceward => onceward(url).await,
         }
@@ -93,11 +97,7 @@ pub(crate) struct Serve {
 pub(crate) async fn serve(service: Serve) -> anyhow::Result<()> {
     let app = service.contestant.service(&service.url, service.pool).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("{}", listener.local_addr()?);
-    thread::spawn(|| {
-        let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        std::process::exit(0);
-    });
+    process::serves(&listener)?;
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
             eprintln!("no TCP_NODELAY: {error}");
@@ -105,38 +105,4 @@ pub(crate) async fn serve(service: Serve) -> anyhow::Result<()> {
     });
     axum::serve(listener, app).await?;
     Ok(())
-}
-
-/// A contestant's process. Ends when dropped.
-pub(crate) struct Process {
-    pub(crate) address: SocketAddr,
-    child: Child,
-}
-
-impl Process {
-    pub(crate) fn start(contestant: Contestant, url: &str, pool: u32) -> anyhow::Result<Self> {
-        let mut child = Command::new(env::current_exe()?)
-            .args(["serve", "--contestant", contestant.name(), "--url", url])
-            .args(["--pool", &pool.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut line = String::new();
-        let output = child.stdout.take().context("a piped output")?;
-        BufReader::new(output).read_line(&mut line)?;
-        match line.trim().parse() {
-            Ok(address) => Ok(Process { address, child }),
-            Err(_) => {
-                let _ = child.kill();
-                anyhow::bail!("{} did not start: {}", contestant.name(), child.wait()?)
-            }
-        }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -7,13 +7,14 @@ use clap::Args;
 use tokio_postgres::Client;
 
 use super::{
-    Workload,
-    contestant::{Contestant, Process},
+    contestant::Contestant,
     database::{self, Server},
     payment,
-    report::{Measurement, Output, Report},
 };
-use crate::load::{Answered, Keys, Load};
+use crate::{
+    load::{Answered, Keys, Load},
+    report::{Measurement, Output, Report, Workload},
+};
 
 /// What is asked for.
 #[derive(Args)]
@@ -68,7 +69,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     for filled in &filled {
         server.drop_database(&filled.database).await?;
     }
-    Report::new(settings, options.seconds, measurements).print(options.output)
+    Report::new(Some(settings), options.seconds, measurements).print(options.output)
 }
 
 impl Options {
@@ -95,7 +96,7 @@ impl Filled {
     async fn new(options: &Options, server: &Server, size: u64) -> anyhow::Result<Self> {
         let database = format!("onceward_bench_{size}");
         let url = server.new_database(&database).await?;
-        let process = Process::start(Contestant::Onceward, &url, 0)?;
+        let process = Contestant::Onceward.start(&url, 0)?;
         let load = options.load(server);
         let real = load.preload(process.address, 1, payment::BODY.as_bytes()).await?;
         let real = real.first().context("one answer")?;
@@ -133,7 +134,7 @@ impl Filled {
         let url = server.url(&self.database);
         self.forget_new_records(&url).await?;
         server.settle(&url).await?;
-        let process = Process::start(Contestant::Onceward, &url, 0)?;
+        let process = Contestant::Onceward.start(&url, 0)?;
         let keys = match workload {
             Workload::First => Keys::New,
             Workload::Replay => Keys::Same(Arc::clone(&self.answered)),

@@ -168,7 +168,7 @@ impl<D: Dial> Upstream<D> {
                 self.address_http1(&mut parts)?;
                 let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
                 if sent.is_ok() {
-                    self.keep(sender);
+                    self.pool.keep(sender);
                 }
                 sent
             }
@@ -178,19 +178,6 @@ impl<D: Dial> Upstream<D> {
             }
         };
         sent.map_err(|error| Unanswered::of(error, asked))
-    }
-
-    /// Keeps a connection as soon as its answer has been read.
-    fn keep(&self, mut sender: http1::SendRequest<Outgoing>) {
-        if sender.is_ready() {
-            return self.pool.keep(sender);
-        }
-        let pool = Arc::clone(&self.pool);
-        tokio::spawn(async move {
-            if sender.ready().await.is_ok() {
-                pool.keep(sender);
-            }
-        });
     }
 
     /// A new connection, or one that somebody else has just made and shares.

@@ -40,7 +40,8 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct Shard {
-    records: HashMap<RecordId, Record>,
+    /// Boxed, so that a table that grows moves little.
+    records: HashMap<RecordId, Box<Record>>,
     beside: HashMap<RecordId, Beside>,
     audit: HashMap<RecordId, Vec<AuditRecord>>,
 }
@@ -91,7 +92,7 @@ impl MemoryStore {
         decide: impl FnOnce(Option<&Record>) -> Step<A>,
     ) -> Result<A, StoreError> {
         let mut shard = self.shard(id);
-        let step = decide(shard.records.get(id));
+        let step = decide(shard.record(id));
         self.take(&mut shard, id, step)
     }
 
@@ -116,7 +117,7 @@ impl MemoryStore {
                 if record.state.is_terminal() {
                     shard.beside.remove(id);
                 }
-                shard.records.insert(id.clone(), *record);
+                shard.records.insert(id.clone(), record);
             }
             Change::Remove => {
                 shard.beside.remove(id);
@@ -136,6 +137,14 @@ impl Default for MemoryStore {
 }
 
 impl Shard {
+    fn record(&self, id: &RecordId) -> Option<&Record> {
+        self.records.get(id).map(|record| &**record)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Record> {
+        self.records.values().map(|record| &**record)
+    }
+
     fn steps(&self, id: &RecordId) -> &[SavedStep] {
         self.beside.get(id).map_or(&[], |beside| &beside.steps)
     }
@@ -170,7 +179,7 @@ impl Store for MemoryStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
         ready(move || {
             let mut shard = self.shard(&ask.id);
-            let step = machine::reserve(shard.records.get(&ask.id), &ask, self.clock.now());
+            let step = machine::reserve(shard.record(&ask.id), &ask, self.clock.now());
             let answer = self.take(&mut shard, &ask.id, step)?;
             if let Some(request) = ask.request.filter(|_| machine::keeps_request(&answer)) {
                 shard.beside.entry(ask.id).or_default().request.get_or_insert(request);
@@ -185,6 +194,10 @@ impl Store for MemoryStore {
 
     fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
         ready(move || {
+            let write = match write {
+                Write::Complete(reply) => Write::Complete(reply.compact()),
+                other => other,
+            };
             self.step(&lease.id, |found| machine::write(found, lease, write, self.clock.now()))
         })
     }
@@ -193,7 +206,7 @@ impl Store for MemoryStore {
         ready(move || {
             let mut shard = self.shard(&lease.id);
             let saved = shard.steps(&lease.id).iter().any(|step| *step.name == *advance.name());
-            let step = machine::advance(shard.records.get(&lease.id), lease, &advance, saved);
+            let step = machine::advance(shard.record(&lease.id), lease, &advance, saved);
             let answer = self.take(&mut shard, &lease.id, step)?;
             if let (Advanced::Applied, Advance::Save { name, result }) = (&answer, advance) {
                 let beside = shard.beside.entry(lease.id.clone()).or_default();
@@ -221,7 +234,7 @@ impl Store for MemoryStore {
                 resumable.extend(due.map(|record| {
                     let kept = shard.beside.get(&record.id);
                     let request = kept.and_then(|beside| beside.request.as_deref().cloned());
-                    Resumable { record: Box::new(record.clone()), request }
+                    Resumable { record: record.clone(), request }
                 }));
             }
             resumable.sort_by_key(|one| one.record.lease_until);
@@ -238,7 +251,7 @@ impl Store for MemoryStore {
     }
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
-        ready(move || Ok(machine::load(self.shard(id).records.get(id), self.clock.now())))
+        ready(move || Ok(machine::load(self.shard(id).record(id), self.clock.now())))
     }
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
@@ -249,8 +262,7 @@ impl Store for MemoryStore {
         ready(move || {
             let now = self.clock.now();
             // One shard after the other: nobody waits for all of it.
-            let parts =
-                self.shards.iter().flat_map(|shard| query.part(lock(shard).records.values(), now));
+            let parts = self.shards.iter().flat_map(|shard| query.part(lock(shard).all(), now));
             Ok(query.merge(parts.collect()))
         })
     }
@@ -270,7 +282,7 @@ impl Store for MemoryStore {
             let now = self.clock.now();
             let mut stats = Stats::default();
             for shard in &self.shards {
-                stats.add(lock(shard).records.values(), now);
+                stats.add(lock(shard).all(), now);
             }
             Ok(stats)
         })

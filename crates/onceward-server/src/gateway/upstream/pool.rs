@@ -21,15 +21,33 @@ pub(super) enum Sender {
     Http2(http2::SendRequest<Outgoing>, Arc<()>),
 }
 
+struct Idle {
+    sender: http1::SendRequest<Outgoing>,
+    since: Instant,
+}
+
+impl Idle {
+    fn is_usable(&self) -> bool {
+        !self.sender.is_closed() && self.since.elapsed() < IDLE_MAX
+    }
+}
+
 struct Shared {
     sender: http2::SendRequest<Outgoing>,
     under_way: Arc<()>,
     used: Instant,
 }
 
+impl Shared {
+    fn is_usable(&self) -> bool {
+        let busy = Arc::strong_count(&self.under_way) > 1;
+        !self.sender.is_closed() && (busy || self.used.elapsed() < IDLE_MAX)
+    }
+}
+
 #[derive(Default)]
 struct Kept {
-    idle: Vec<(http1::SendRequest<Outgoing>, Instant)>,
+    idle: Vec<Idle>,
     shared: Vec<Shared>,
 }
 
@@ -40,22 +58,26 @@ impl Pool {
     /// A connection that was open when it was last looked at.
     pub(super) fn take(&self) -> Option<Sender> {
         let mut kept = self.kept();
-        kept.prune();
         // One token is ours.
-        let free = |shared: &&mut Shared| Arc::strong_count(&shared.under_way) <= STREAMS_MAX;
+        let free = |shared: &&mut Shared| {
+            Arc::strong_count(&shared.under_way) <= STREAMS_MAX && shared.is_usable()
+        };
         if let Some(shared) = kept.shared.iter_mut().find(free) {
             shared.used = Instant::now();
             return Some(Sender::Http2(shared.sender.clone(), Arc::clone(&shared.under_way)));
         }
-        // The last one that was used is the least likely to be closed.
-        kept.idle.pop().map(|(sender, _)| Sender::Http1(sender))
+        // The last one that was used is the least likely to be closed. Where the answer to its last
+        // request is still being read, it is busy.
+        let ready =
+            kept.idle.iter().rposition(|idle| idle.sender.is_ready() && idle.is_usable())?;
+        Some(Sender::Http1(kept.idle.remove(ready).sender))
     }
 
-    /// Keeps a connection that has finished a request.
+    /// Keeps a connection whose answer has begun. It can be used again once that has been read.
     pub(super) fn keep(&self, sender: http1::SendRequest<Outgoing>) {
         let mut kept = self.kept();
         if kept.idle.len() < IDLE_CONNECTIONS_MAX {
-            kept.idle.push((sender, Instant::now()));
+            kept.idle.push(Idle { sender, since: Instant::now() });
         }
     }
 
@@ -78,10 +100,7 @@ impl Pool {
 
 impl Kept {
     fn prune(&mut self) {
-        self.idle.retain(|(sender, since)| !sender.is_closed() && since.elapsed() < IDLE_MAX);
-        self.shared.retain(|shared| {
-            let busy = Arc::strong_count(&shared.under_way) > 1;
-            !shared.sender.is_closed() && (busy || shared.used.elapsed() < IDLE_MAX)
-        });
+        self.idle.retain(Idle::is_usable);
+        self.shared.retain(Shared::is_usable);
     }
 }

@@ -108,6 +108,30 @@ async fn a_request_of_which_a_byte_was_written_is_not_sent_again() {
     assert!(servers.try_recv().is_err(), "no new connection");
 }
 
+#[tokio::test]
+async fn a_connection_is_used_again_only_when_its_answer_has_been_read() {
+    let (ends, mut servers) = mpsc::unbounded_channel();
+    let upstream =
+        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let server = async {
+        let mut server = servers.recv().await.expect("a connection");
+        serve(&mut server, &"long".repeat(100_000)).await;
+        server
+    };
+    let client = async {
+        let busy = send(&upstream, true).await.expect("an answer has begun");
+        assert!(upstream.pool.take().is_none(), "its connection is busy");
+        let length = busy.into_body().collect().await.expect("all of it").to_bytes().len();
+        assert_eq!(length, 400_000);
+        for _ in 0..10 {
+            yield_now().await;
+        }
+    };
+    let (_server, ()) = tokio::join!(server, client);
+    assert!(upstream.pool.take().is_some(), "its connection is free again");
+    assert!(upstream.pool.take().is_none(), "and there was one");
+}
+
 async fn send(upstream: &Upstream<Pipes>, may_act: bool) -> Result<Response<Incoming>, Failure> {
     let (parts, ()) = Request::post("/charges").body(()).expect("valid").into_parts();
     upstream.send(parts, Body::full(Bytes::from_static(b"{}")), || may_act).await

@@ -7,9 +7,8 @@ use serde::Serialize;
 use crate::{
     load::{Figures, Load},
     machine::Interference,
+    postgres::Settings,
 };
-
-use super::{Workload, database::Settings};
 
 /// In which form.
 #[derive(Clone, Copy, ValueEnum)]
@@ -18,6 +17,25 @@ pub(crate) enum Output {
     Table,
     /// For programs: every measurement, and the ratios.
     Json,
+}
+
+/// What the load sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Workload {
+    /// Every request has a new key.
+    First,
+    /// Every request has a key that was answered before.
+    Replay,
+}
+
+impl Workload {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Workload::First => "first",
+            Workload::Replay => "replay",
+        }
+    }
 }
 
 /// One contestant, one workload, once.
@@ -72,7 +90,8 @@ impl Measurement {
 /// All that was measured, and where.
 #[derive(Serialize)]
 pub(crate) struct Report {
-    pub(crate) postgres: Settings,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) postgres: Option<Settings>,
     pub(crate) seconds: f64,
     pub(crate) measurements: Vec<Measurement>,
     ratios: Vec<Ratio>,
@@ -102,7 +121,11 @@ const QUANTITIES: [Quantity; 2] = [
 ];
 
 impl Report {
-    pub(crate) fn new(postgres: Settings, seconds: f64, measurements: Vec<Measurement>) -> Self {
+    pub(crate) fn new(
+        postgres: Option<Settings>,
+        seconds: f64,
+        measurements: Vec<Measurement>,
+    ) -> Self {
         let mut report = Report { postgres, seconds, measurements, ratios: Vec::new() };
         report.ratios =
             report.groups().into_iter().flat_map(|group| report.compare(group)).collect();
@@ -183,10 +206,12 @@ impl Report {
     }
 
     fn print_tables(&self) {
-        let Settings { version, shared_buffers, .. } = &self.postgres;
-        println!(
-            "PostgreSQL {version}, fsync and synchronous_commit on, shared_buffers {shared_buffers}"
-        );
+        if let Some(Settings { version, shared_buffers, .. }) = &self.postgres {
+            println!(
+                "PostgreSQL {version}, fsync and synchronous_commit on, \
+                 shared_buffers {shared_buffers}"
+            );
+        }
         for group in self.groups() {
             self.print_figures(group);
             self.print_ratios(group);
@@ -270,20 +295,13 @@ mod tests {
 
     #[test]
     fn ratios_are_made_within_a_round_whatever_its_order() {
-        let postgres = Settings {
-            version: String::new(),
-            fsync: String::new(),
-            synchronous_commit: String::new(),
-            full_page_writes: String::new(),
-            shared_buffers: String::new(),
-        };
         let measurements = vec![
             measured("slow", 0, 10.0),
             measured("fast", 0, 20.0),
             measured("fast", 1, 120.0),
             measured("slow", 1, 40.0),
         ];
-        let report = Report::new(postgres, 1.0, measurements);
+        let report = Report::new(None, 1.0, measurements);
         let ratio = &report.ratios[0];
         assert_eq!((&*ratio.contestant, &*ratio.to, ratio.what), ("fast", "slow", "requests/s"));
         assert_eq!(ratio.rounds, [2.0, 3.0]);
