@@ -10,7 +10,9 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, request::Parts,
+};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use onceward::{Store, observe};
@@ -82,11 +84,10 @@ impl Admin {
     }
 
     /// Numbers tell what a service does: from other machines they need a token.
-    fn metrics(&self, request: Request<Incoming>) -> Response<ApiBody> {
-        let (parts, _) = request.into_parts();
+    fn metrics(&self, parts: &Parts) -> Response<ApiBody> {
         let near = parts.extensions.get::<Peer>();
         let near = near.is_some_and(|Peer(peer)| peer.ip().to_canonical().is_loopback());
-        if !near && let Err(problem) = self.api.admits(&parts) {
+        if !near && let Err(problem) = self.api.admits(parts) {
             return problem.into_response().map(whole);
         }
         text(StatusCode::OK, self.metrics.render())
@@ -103,10 +104,14 @@ impl Answer for Admin {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "");
         }
-        match request.uri().path() {
+        let (parts, _) = request.into_parts();
+        if let Err(problem) = self.api.admits_probe(&parts) {
+            return problem.into_response().map(whole);
+        }
+        match parts.uri.path() {
             "/livez" => text(StatusCode::OK, "alive\n"),
             "/readyz" => self.ready().await,
-            "/metrics" => self.metrics(request),
+            "/metrics" => self.metrics(&parts),
             _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/v1\n"),
         }
     }

@@ -2,7 +2,9 @@
 
 use std::{net::TcpStream, thread};
 
-use crate::support::{Act, Gate, Gateway, Upstream, eventually, ok, post, response, send};
+use crate::support::{
+    Act, Gate, Gateway, Upstream, eventually, get, ok, post, response, until_not_ready,
+};
 
 #[test]
 fn an_idle_gateway_ends_at_once_with_0() {
@@ -27,13 +29,8 @@ fn a_request_that_runs_is_finished_before_the_end() {
     let running = thread::spawn(move || post(to, "order-0000000000000001", "{}", &[]));
     gate.reached_by(1);
     gateway.signal("TERM");
-    let admin = gateway.admin;
-    eventually("the end of readiness", || {
-        let ready = send(admin, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
-        (ready.status == 503).then_some(())
-    });
-    let alive = send(admin, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
-    assert_eq!(alive.status, 200, "it still lives");
+    until_not_ready(&gateway);
+    assert_eq!(get(gateway.admin, "/livez").status, 200, "it still lives");
     eventually("no new connections", || TcpStream::connect(to).is_err().then_some(()));
     gate.open();
     let answer = running.join().expect("no panic");
