@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod age; // requests that are too old
+mod ambiguous; // requests that say two things
 mod budget; // bytes in memory
 mod cors; // what pages in browsers may send and read
 mod forward; // the engine's handler: one request to upstream
@@ -43,8 +44,8 @@ use budget::Budget;
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
 use forward::Forward;
-pub(crate) use headers::Rewrite;
 use headers::Trailers;
+pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
 pub(crate) use pass::Pace;
 pub(crate) use shadow::{Observation, Shadow};
@@ -140,10 +141,7 @@ impl Gateway {
         let admitted = match setup.admit(&parts, route) {
             Ok(Some(admitted)) => admitted,
             Ok(None) => return setup.pass_on(route, parts, body).await,
-            Err(rejection) => {
-                let response = engine.reject(rejection, policy).map(Body::full);
-                return early(parts.version, body, Consent::of(&parts), response).await;
-            }
+            Err(rejection) => return setup.refuse(route, &parts, body, rejection).await,
         };
         let Some(room) = self.budget.take(&body, policy.request_cap()) else {
             return early(parts.version, body, Consent::of(&parts), busy()).await;
@@ -176,6 +174,18 @@ impl Setup {
             Ok(()) => admitted,
             Err(too_old) => admitted.only_if_known(too_old),
         }))
+    }
+
+    /// Answers a request that is not to be passed on, nor protected.
+    async fn refuse(
+        &self,
+        route: &Route,
+        parts: &Parts,
+        body: Incoming,
+        rejection: Rejection,
+    ) -> Response<GatewayBody> {
+        let response = self.engine.reject(rejection, &route.policy).map(Body::full);
+        early(parts.version, body, Consent::of(parts), response).await
     }
 
     /// A request that is not ours: streamed both ways.
@@ -212,11 +222,13 @@ impl Answer for Gateway {
             let route = setup.routes.find(&page.method, parts.uri.path());
             asks_for_state || route.treatment(&page.method) == Treatment::Protect
         });
-        let mut response = match route.treatment(&parts.method) {
+        let clear = ambiguous::check(&parts, setup.rewrite.deciding(), &setup.routes);
+        let mut response = match (clear, route.treatment(&parts.method)) {
+            (Err(rejection), _) => setup.refuse(route, &parts, body, rejection).await,
             _ if asks_for_state => setup.engine.status(&parts).await.map(Body::full),
-            Treatment::PassOn => setup.pass_on(route, parts, body).await,
-            Treatment::Observe => self.observe(&setup, route, parts, body).await,
-            Treatment::Protect => self.protect(&setup, route, parts, body).await,
+            (_, Treatment::PassOn) => setup.pass_on(route, parts, body).await,
+            (_, Treatment::Observe) => self.observe(&setup, route, parts, body).await,
+            (_, Treatment::Protect) => self.protect(&setup, route, parts, body).await,
         };
         if let Some(page) = page {
             page.answer(&setup.cors, response.headers_mut());

@@ -18,7 +18,7 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Gateway, Pace, Rewrite, Setup, Upstream},
+    gateway::{Deciding, Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -192,7 +192,11 @@ fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setu
     Ok(Setup {
         engine,
         upstream: Arc::new(upstream),
-        rewrite: Rewrite::new(config.proxies.clone(), to_upstream.makes_traceparent),
+        rewrite: Rewrite::new(
+            config.proxies.clone(),
+            to_upstream.makes_traceparent,
+            Deciding::new(&config.scope, &config.routes),
+        ),
         pace: Pace {
             stall_max: config.limits.stall_time_max,
             first_byte_max: to_upstream.first_byte_time_max,
