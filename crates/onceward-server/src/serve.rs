@@ -137,8 +137,8 @@ impl Running {
         let engine = self.engine.under(config.routes.protected()?, settings(&config));
         ensure!(
             engine.identity() == self.engine.identity(),
-            "another fingerprint_key makes every key look new, so that everything would run again; \
-             it needs a restart with --accept-identity-change"
+            "another fingerprint_key or scope makes every key look new, so that everything would run \
+             again; it needs a restart with --accept-identity-change"
         );
         let engine = Arc::new(engine);
         let setup = set_up(&config, Arc::clone(&engine), self.traffic.clone())?;
