@@ -2,6 +2,7 @@
 
 use std::process::Output;
 
+use onceward_testbed::Postgres;
 use serde_json::Value;
 
 use crate::support::{ALICE, Act, Gate, Gateway, TOKEN, Upstream, binary, ok, post};
@@ -127,6 +128,45 @@ fn a_command_decides_about_the_record_that_it_or_its_user_looked_at() {
     let many = ["keys", "void", "--filter", "state=completed", "--fence", "7", "--reason", "x"];
     let many = ended(binary().args(many).output().expect("it ends"));
     assert!(many.code == Some(1) && many.complained.contains("--fence"), "{}", many.complained);
+}
+
+#[test]
+fn a_plan_tells_records_apart_of_which_the_store_did_not_say() {
+    let mut postgres = Postgres::start();
+    let upstream = Upstream::start(|_, _| Act::SendAndClose(Vec::new(), Gate::default()));
+    let store = format!("[store]\nurl = \"{}\"\n{ALICE}", postgres.url("postgres"));
+    let gateway = Gateway::with(upstream.address, &store);
+    for number in 0..5 {
+        post(gateway.address, &format!("order-{number:016}"), "{}", &[]);
+    }
+    let plan = || {
+        let line = ["keys", "release", "--filter", "state=unknown", "-o", "json"];
+        let why = ["--reason", "ticket 7", "--evidence", "the ledger"];
+        let plan = done(&gateway, &[&line[..], &why].concat());
+        let plan: Value = serde_json::from_str(&plan).expect("JSON");
+        assert_eq!(plan["count"], 5);
+        format!("{}:{}", plan["plan"].as_str().expect("text"), plan["hash"].as_str().expect("text"))
+    };
+    let apply = |plan: &str| operate(&gateway, &["keys", "release", "--apply", plan, "-o", "json"]);
+    let doomed = plan();
+    postgres.kill_9();
+    let ended = apply(&doomed);
+    assert_eq!(ended.code, Some(1), "{}", ended.complained);
+    assert!(ended.complained.contains("5 records"), "{}", ended.complained);
+    let applied: Value = serde_json::from_str(&ended.said).expect("JSON");
+    assert_eq!((&applied["applied"], &applied["skipped"]), (&0.into(), &serde_json::json!([])));
+    let codes = applied["failed"].as_array().expect("failed").iter().map(|it| it["code"].as_str());
+    let codes: Vec<&str> = codes.map(|code| code.expect("a code")).collect();
+    assert_eq!(codes, [&["store_unavailable"; 3][..], &["not_tried"; 2]].concat());
+    postgres.start_again();
+    crate::support::eventually("a plan", || {
+        let listed = operate(&gateway, &["stats"]);
+        (listed.code == Some(0)).then_some(())
+    });
+    let ended = apply(&plan());
+    assert_eq!(ended.code, Some(0), "{}", ended.complained);
+    let applied: Value = serde_json::from_str(&ended.said).expect("JSON");
+    assert_eq!((&applied["applied"], &applied["failed"]), (&5.into(), &serde_json::json!([])));
 }
 
 #[test]

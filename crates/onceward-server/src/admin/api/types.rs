@@ -455,6 +455,8 @@ pub(crate) struct Applied {
     pub(crate) applied: u32,
     /// Those that were not, each with why.
     pub(crate) skipped: Vec<Skipped>,
+    /// Those of which the store did not say: they may have been changed. Look at them again.
+    pub(crate) failed: Vec<Skipped>,
 }
 
 /// A record of a plan that was not changed.
