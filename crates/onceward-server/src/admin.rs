@@ -15,7 +15,7 @@ use http::{
 };
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use onceward::{Store, observe};
+use onceward::{Engine, engine::BreakerState, observe};
 use tokio::time::{interval, timeout};
 
 use crate::listener::{Answer, Peer};
@@ -55,15 +55,15 @@ pub(crate) fn install_metrics() -> Result<PrometheusHandle> {
 /// What the admin listener answers with.
 #[derive(Clone)]
 pub(crate) struct Admin {
-    store: Arc<dyn Store>,
+    engine: Arc<Engine>,
     metrics: PrometheusHandle,
     draining: Arc<AtomicBool>,
     api: Api,
 }
 
 impl Admin {
-    pub(crate) fn new(store: Arc<dyn Store>, metrics: PrometheusHandle, api: Api) -> Self {
-        Admin { store, metrics, draining: Arc::default(), api }
+    pub(crate) fn new(engine: Arc<Engine>, metrics: PrometheusHandle, api: Api) -> Self {
+        Admin { engine, metrics, draining: Arc::default(), api }
     }
 
     /// From now on this process is not ready: it is about to stop.
@@ -75,7 +75,11 @@ impl Admin {
         if self.draining.load(Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
-        match timeout(PING_TIME_MAX, self.store.ping()).await {
+        if self.engine.breaker_state() != BreakerState::Closed {
+            let why = "the breaker is open: the store did not answer requests\n";
+            return text(StatusCode::SERVICE_UNAVAILABLE, why);
+        }
+        match timeout(PING_TIME_MAX, self.engine.store().ping()).await {
             Ok(Ok(())) => text(StatusCode::OK, "ready\n"),
             Ok(Err(_)) | Err(_) => {
                 text(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n")

@@ -1,6 +1,12 @@
 //! `onceward serve`: all of it together, until a signal.
 
-use std::{io::Write as _, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -10,7 +16,7 @@ use onceward::{
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::{info, warn};
 
@@ -84,7 +90,8 @@ impl Running {
         let (access, admin_token) = config.admin_settings.access();
         let shadow = Arc::clone(gateway.shadow());
         let api = Api::new(Arc::clone(&store.store), access, traffic.clone(), shadow);
-        let admin = Admin::new(Arc::clone(&store.store), metrics, api);
+        let admin = Admin::new(Arc::clone(&engine), metrics, api);
+        tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
         let gateway_listening = Listening::bind_with(
             config.listen,
@@ -172,6 +179,17 @@ impl Running {
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, gateway, admin));
         store.close().await;
+    }
+}
+
+/// Finds out whether a store that was down is back, also while no requests come.
+async fn probe(engine: Weak<Engine>) {
+    let mut ticks = interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(engine) = engine.upgrade() else { return };
+        engine.probe_store().await;
     }
 }
 
