@@ -55,8 +55,8 @@ impl Forward {
                 self.parts.headers.insert(name, value);
             }
         }
-        let sent = self.upstream.send(self.parts, Body::full(self.body), || operation.may_act());
-        let sent = sent.await;
+        operation.not_yet_sent();
+        let sent = self.upstream.send(self.parts, Body::full(self.body), &operation).await;
         drop(self.room);
         let response = match sent {
             Ok(response) => response,

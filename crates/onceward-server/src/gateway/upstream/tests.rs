@@ -110,7 +110,7 @@ async fn a_request_of_which_a_byte_was_written_is_not_sent_again() {
 
 async fn send(upstream: &Upstream<Pipes>, may_act: bool) -> Result<Response<Incoming>, Failure> {
     let (parts, ()) = Request::post("/charges").body(()).expect("valid").into_parts();
-    upstream.send(parts, Body::full(Bytes::from_static(b"{}")), || may_act).await
+    upstream.send(parts, Body::full(Bytes::from_static(b"{}")), &may_act).await
 }
 
 async fn answered(response: Result<Response<Incoming>, Failure>) -> String {
