@@ -25,7 +25,7 @@ use onceward::{
 use crate::{
     config::{Limits, Route, RouteTable, Treatment},
     listener::Answer,
-    traffic::Traffic,
+    traffic::{Endpoint, Traffic},
 };
 
 mod age; // requests that are too old
@@ -200,8 +200,13 @@ impl Setup {
         parts: Parts,
         body: GatewayBody,
     ) -> Result<Response<GatewayBody>, Failure> {
-        self.traffic.note(&parts.method, parts.uri.path());
-        pass::send(&self.upstream, &self.rewrite, self.pace, parts, body, route.upgrade).await
+        let endpoint = Endpoint::of(&parts.method, parts.uri.path());
+        let (upstream, rewrite) = (&self.upstream, &self.rewrite);
+        let sent = pass::send(upstream, rewrite, self.pace, parts, body, route.upgrade).await;
+        if let Some(endpoint) = endpoint {
+            self.traffic.note(endpoint, sent.as_ref().ok().map(Response::status));
+        }
+        sent
     }
 }
 
