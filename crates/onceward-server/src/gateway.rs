@@ -19,8 +19,10 @@ use hyper::body::Incoming;
 use onceward::{
     Engine, Rejection,
     engine::{Admitted, STATUS_PATH},
+    reply::ONCEWARD_OUTCOME,
     tower::{Body, Consent, early, run_detached, take_body},
 };
+use tracing::debug;
 
 use crate::{
     config::{Limits, Route, RouteTable, Treatment},
@@ -43,7 +45,7 @@ pub(crate) use age::MaxAge;
 use budget::Budget;
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
-use forward::Forward;
+use forward::{Forward, ReplyRoom};
 use headers::Trailers;
 pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
@@ -114,9 +116,14 @@ impl Gateway {
         };
         match admitted.and_then(young) {
             Ok(Some(admitted)) => {
+                // The shadow copies the body. Without room it does not look.
+                let Some(room) = self.budget.take(&body, route.policy.request_cap()) else {
+                    debug!("no room to look at a request on a shadow route");
+                    return setup.pass_on(route, parts, body).await;
+                };
                 let seen = Arc::new(parts.clone());
                 let watched = Watched::new(&self.shadow, route, &seen, admitted.id().clone());
-                let body = Body::watched(setup.pace.request(body), watched.body());
+                let body = Body::watched(setup.pace.request(body), watched.body(room));
                 let passed = setup.send(route, parts, body).await;
                 watched.answered(passed.as_ref().ok().map(Response::status));
                 passed.unwrap_or_else(pass::not_passed)
@@ -160,9 +167,26 @@ impl Gateway {
             // Past `max_execution` the outcome is unknown, but an answer that comes late is still
             // the truth and is stored.
             patience: policy.rules().max_execution.saturating_mul(2),
+            stall_max: setup.pace.stall_max,
             room,
+            budget: Arc::clone(&self.budget),
         };
-        run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await
+        let response = run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await;
+        self.make_room(response)
+    }
+
+    /// Answers take room until they are sent. A replay for which there is none can be had again.
+    fn make_room(&self, mut response: Response<GatewayBody>) -> Response<GatewayBody> {
+        if let Some(ReplyRoom(room)) = response.extensions_mut().remove() {
+            return response.map(|body| body.holding(room));
+        }
+        if response.headers().get(&ONCEWARD_OUTCOME).is_none_or(|outcome| outcome != "replayed") {
+            return response;
+        }
+        match self.budget.take(response.body(), usize::MAX) {
+            Some(room) => response.map(|body| body.holding(room)),
+            None => busy(),
+        }
     }
 }
 
