@@ -10,10 +10,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE};
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, header::CONTENT_TYPE, request::Parts,
+};
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use onceward::{Store, observe};
+use onceward::{Engine, engine::BreakerState, observe};
 use tokio::time::{interval, timeout};
 
 use crate::listener::{Answer, Peer};
@@ -53,15 +55,15 @@ pub(crate) fn install_metrics() -> Result<PrometheusHandle> {
 /// What the admin listener answers with.
 #[derive(Clone)]
 pub(crate) struct Admin {
-    store: Arc<dyn Store>,
+    engine: Arc<Engine>,
     metrics: PrometheusHandle,
     draining: Arc<AtomicBool>,
     api: Api,
 }
 
 impl Admin {
-    pub(crate) fn new(store: Arc<dyn Store>, metrics: PrometheusHandle, api: Api) -> Self {
-        Admin { store, metrics, draining: Arc::default(), api }
+    pub(crate) fn new(engine: Arc<Engine>, metrics: PrometheusHandle, api: Api) -> Self {
+        Admin { engine, metrics, draining: Arc::default(), api }
     }
 
     /// From now on this process is not ready: it is about to stop.
@@ -73,7 +75,11 @@ impl Admin {
         if self.draining.load(Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
-        match timeout(PING_TIME_MAX, self.store.ping()).await {
+        if self.engine.breaker_state() != BreakerState::Closed {
+            let why = "the breaker is open: the store did not answer requests\n";
+            return text(StatusCode::SERVICE_UNAVAILABLE, why);
+        }
+        match timeout(PING_TIME_MAX, self.engine.store().ping()).await {
             Ok(Ok(())) => text(StatusCode::OK, "ready\n"),
             Ok(Err(_)) | Err(_) => {
                 text(StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n")
@@ -82,11 +88,10 @@ impl Admin {
     }
 
     /// Numbers tell what a service does: from other machines they need a token.
-    fn metrics(&self, request: Request<Incoming>) -> Response<ApiBody> {
-        let (parts, _) = request.into_parts();
+    fn metrics(&self, parts: &Parts) -> Response<ApiBody> {
         let near = parts.extensions.get::<Peer>();
         let near = near.is_some_and(|Peer(peer)| peer.ip().to_canonical().is_loopback());
-        if !near && let Err(problem) = self.api.admits(&parts) {
+        if !near && let Err(problem) = self.api.admits(parts) {
             return problem.into_response().map(whole);
         }
         text(StatusCode::OK, self.metrics.render())
@@ -103,10 +108,14 @@ impl Answer for Admin {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return text(StatusCode::METHOD_NOT_ALLOWED, "");
         }
-        match request.uri().path() {
+        let (parts, _) = request.into_parts();
+        if let Err(problem) = self.api.admits_probe(&parts) {
+            return problem.into_response().map(whole);
+        }
+        match parts.uri.path() {
             "/livez" => text(StatusCode::OK, "alive\n"),
             "/readyz" => self.ready().await,
-            "/metrics" => self.metrics(request),
+            "/metrics" => self.metrics(&parts),
             _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/v1\n"),
         }
     }

@@ -19,16 +19,19 @@ use hyper::body::Incoming;
 use onceward::{
     Engine, Rejection,
     engine::{Admitted, STATUS_PATH},
+    reply::ONCEWARD_OUTCOME,
     tower::{Body, Consent, early, run_detached, take_body},
 };
+use tracing::debug;
 
 use crate::{
     config::{Limits, Route, RouteTable, Treatment},
     listener::Answer,
-    traffic::Traffic,
+    traffic::{Endpoint, Traffic},
 };
 
 mod age; // requests that are too old
+mod ambiguous; // requests that say two things
 mod budget; // bytes in memory
 mod cors; // what pages in browsers may send and read
 mod forward; // the engine's handler: one request to upstream
@@ -42,9 +45,9 @@ pub(crate) use age::MaxAge;
 use budget::Budget;
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
-use forward::Forward;
-pub(crate) use headers::Rewrite;
+use forward::{Forward, ReplyRoom};
 use headers::Trailers;
+pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
 pub(crate) use pass::Pace;
 pub(crate) use shadow::{Observation, Shadow};
@@ -113,9 +116,14 @@ impl Gateway {
         };
         match admitted.and_then(young) {
             Ok(Some(admitted)) => {
+                // The shadow copies the body. Without room it does not look.
+                let Some(room) = self.budget.take(&body, route.policy.request_cap()) else {
+                    debug!("no room to look at a request on a shadow route");
+                    return setup.pass_on(route, parts, body).await;
+                };
                 let seen = Arc::new(parts.clone());
                 let watched = Watched::new(&self.shadow, route, &seen, admitted.id().clone());
-                let body = Body::watched(setup.pace.request(body), watched.body());
+                let body = Body::watched(setup.pace.request(body), watched.body(room));
                 let passed = setup.send(route, parts, body).await;
                 watched.answered(passed.as_ref().ok().map(Response::status));
                 passed.unwrap_or_else(pass::not_passed)
@@ -140,10 +148,7 @@ impl Gateway {
         let admitted = match setup.admit(&parts, route) {
             Ok(Some(admitted)) => admitted,
             Ok(None) => return setup.pass_on(route, parts, body).await,
-            Err(rejection) => {
-                let response = engine.reject(rejection, policy).map(Body::full);
-                return early(parts.version, body, Consent::of(&parts), response).await;
-            }
+            Err(rejection) => return setup.refuse(route, &parts, body, rejection).await,
         };
         let Some(room) = self.budget.take(&body, policy.request_cap()) else {
             return early(parts.version, body, Consent::of(&parts), busy()).await;
@@ -162,9 +167,26 @@ impl Gateway {
             // Past `max_execution` the outcome is unknown, but an answer that comes late is still
             // the truth and is stored.
             patience: policy.rules().max_execution.saturating_mul(2),
+            stall_max: setup.pace.stall_max,
             room,
+            budget: Arc::clone(&self.budget),
         };
-        run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await
+        let response = run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await;
+        self.make_room(response)
+    }
+
+    /// Answers take room until they are sent. A replay for which there is none can be had again.
+    fn make_room(&self, mut response: Response<GatewayBody>) -> Response<GatewayBody> {
+        if let Some(ReplyRoom(room)) = response.extensions_mut().remove() {
+            return response.map(|body| body.holding(room));
+        }
+        if response.headers().get(&ONCEWARD_OUTCOME).is_none_or(|outcome| outcome != "replayed") {
+            return response;
+        }
+        match self.budget.take(response.body(), usize::MAX) {
+            Some(room) => response.map(|body| body.holding(room)),
+            None => busy(),
+        }
     }
 }
 
@@ -176,6 +198,18 @@ impl Setup {
             Ok(()) => admitted,
             Err(too_old) => admitted.only_if_known(too_old),
         }))
+    }
+
+    /// Answers a request that is not to be passed on, nor protected.
+    async fn refuse(
+        &self,
+        route: &Route,
+        parts: &Parts,
+        body: Incoming,
+        rejection: Rejection,
+    ) -> Response<GatewayBody> {
+        let response = self.engine.reject(rejection, &route.policy).map(Body::full);
+        early(parts.version, body, Consent::of(parts), response).await
     }
 
     /// A request that is not ours: streamed both ways.
@@ -190,8 +224,13 @@ impl Setup {
         parts: Parts,
         body: GatewayBody,
     ) -> Result<Response<GatewayBody>, Failure> {
-        self.traffic.note(&parts.method, parts.uri.path());
-        pass::send(&self.upstream, &self.rewrite, self.pace, parts, body, route.upgrade).await
+        let endpoint = Endpoint::of(&parts.method, parts.uri.path());
+        let (upstream, rewrite) = (&self.upstream, &self.rewrite);
+        let sent = pass::send(upstream, rewrite, self.pace, parts, body, route.upgrade).await;
+        if let Some(endpoint) = endpoint {
+            self.traffic.note(endpoint, sent.as_ref().ok().map(Response::status));
+        }
+        sent
     }
 }
 
@@ -212,11 +251,13 @@ impl Answer for Gateway {
             let route = setup.routes.find(&page.method, parts.uri.path());
             asks_for_state || route.treatment(&page.method) == Treatment::Protect
         });
-        let mut response = match route.treatment(&parts.method) {
+        let clear = ambiguous::check(&parts, setup.rewrite.deciding(), &setup.routes);
+        let mut response = match (clear, route.treatment(&parts.method)) {
+            (Err(rejection), _) => setup.refuse(route, &parts, body, rejection).await,
             _ if asks_for_state => setup.engine.status(&parts).await.map(Body::full),
-            Treatment::PassOn => setup.pass_on(route, parts, body).await,
-            Treatment::Observe => self.observe(&setup, route, parts, body).await,
-            Treatment::Protect => self.protect(&setup, route, parts, body).await,
+            (_, Treatment::PassOn) => setup.pass_on(route, parts, body).await,
+            (_, Treatment::Observe) => self.observe(&setup, route, parts, body).await,
+            (_, Treatment::Protect) => self.protect(&setup, route, parts, body).await,
         };
         if let Some(page) = page {
             page.answer(&setup.cors, response.headers_mut());

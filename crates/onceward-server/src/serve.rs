@@ -1,6 +1,12 @@
 //! `onceward serve`: all of it together, until a signal.
 
-use std::{io::Write as _, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    io::Write as _,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -10,7 +16,7 @@ use onceward::{
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::{info, warn};
 
@@ -18,7 +24,7 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Gateway, Pace, Rewrite, Setup, Upstream},
+    gateway::{Deciding, Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -84,7 +90,8 @@ impl Running {
         let (access, admin_token) = config.admin_settings.access();
         let shadow = Arc::clone(gateway.shadow());
         let api = Api::new(Arc::clone(&store.store), access, traffic.clone(), shadow);
-        let admin = Admin::new(Arc::clone(&store.store), metrics, api);
+        let admin = Admin::new(Arc::clone(&engine), metrics, api);
+        tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
         let gateway_listening = Listening::bind_with(
             config.listen,
@@ -137,8 +144,8 @@ impl Running {
         let engine = self.engine.under(config.routes.protected()?, settings(&config));
         ensure!(
             engine.identity() == self.engine.identity(),
-            "another fingerprint_key makes every key look new, so that everything would run again; \
-             it needs a restart with --accept-identity-change"
+            "another fingerprint_key or scope makes every key look new, so that everything would run \
+             again; it needs a restart with --accept-identity-change"
         );
         let engine = Arc::new(engine);
         let setup = set_up(&config, Arc::clone(&engine), self.traffic.clone())?;
@@ -175,6 +182,17 @@ impl Running {
     }
 }
 
+/// Finds out whether a store that was down is back, also while no requests come.
+async fn probe(engine: Weak<Engine>) {
+    let mut ticks = interval(Duration::from_secs(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(engine) = engine.upgrade() else { return };
+        engine.probe_store().await;
+    }
+}
+
 fn settings(config: &Config) -> Settings {
     Settings {
         scope: config.scope.clone(),
@@ -192,7 +210,11 @@ fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setu
     Ok(Setup {
         engine,
         upstream: Arc::new(upstream),
-        rewrite: Rewrite::new(config.proxies.clone(), to_upstream.makes_traceparent),
+        rewrite: Rewrite::new(
+            config.proxies.clone(),
+            to_upstream.makes_traceparent,
+            Deciding::new(&config.scope, &config.routes),
+        ),
         pace: Pace {
             stall_max: config.limits.stall_time_max,
             first_byte_max: to_upstream.first_byte_time_max,

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use http::Method;
+use http::{Method, StatusCode};
 
 use crate::admin::api::types::{Seen, TrafficView};
 
@@ -22,34 +22,58 @@ pub(crate) struct Traffic(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
-    seen: BTreeMap<(String, String), u64>,
+    seen: BTreeMap<Endpoint, Noted>,
+    /// How many requests were noted.
+    time: u64,
     more: bool,
 }
 
+/// A method, and a path with `{}` for ids.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Endpoint(String, String);
+
+#[derive(Clone, Copy, Debug)]
+struct Noted {
+    requests: u64,
+    last: u64,
+}
+
+impl Endpoint {
+    /// What a request is for, if two of it may do more than one.
+    pub(crate) fn of(method: &Method, path: &str) -> Option<Endpoint> {
+        changes_things(method).then(|| Endpoint(method.as_str().to_owned(), template(path)))
+    }
+}
+
 impl Traffic {
-    /// Notes a request that was passed on without a key.
-    pub(crate) fn note(&self, method: &Method, path: &str) {
-        if !changes_things(method) {
+    /// Notes a request that was passed on without a key, and how upstream answered it. Where
+    /// upstream has nothing there is nothing to protect.
+    pub(crate) fn note(&self, endpoint: Endpoint, answer: Option<StatusCode>) {
+        if matches!(answer, Some(StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)) {
             return;
         }
-        let endpoint = (method.as_str().to_owned(), template(path));
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Table { seen, more } = &mut *table;
-        let room = seen.len() < ENDPOINTS_MAX;
-        match seen.get_mut(&endpoint) {
-            Some(count) => *count += 1,
-            None if room => drop(seen.insert(endpoint, 1)),
-            None => *more = true,
+        let Table { seen, time, more } = &mut *table;
+        *time += 1;
+        if seen.len() >= ENDPOINTS_MAX && !seen.contains_key(&endpoint) {
+            *more = true;
+            // What was seen the least, and the longest ago, makes room: made-up paths come once.
+            let least = seen.iter().min_by_key(|(_, noted)| (noted.requests, noted.last));
+            if let Some(least) = least.map(|(endpoint, _)| endpoint.clone()) {
+                seen.remove(&least);
+            }
         }
+        let noted = seen.entry(endpoint).or_insert(Noted { requests: 0, last: 0 });
+        *noted = Noted { requests: noted.requests + 1, last: *time };
     }
 
     /// What was noted so far.
     pub(crate) fn seen(&self) -> TrafficView {
         let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = table.seen.iter().map(|((method, path), requests)| Seen {
+        let seen = table.seen.iter().map(|(Endpoint(method, path), noted)| Seen {
             method: method.clone(),
             path: path.clone(),
-            requests: *requests,
+            requests: noted.requests,
         });
         TrafficView { unprotected: seen.collect(), more: table.more }
     }
@@ -99,22 +123,54 @@ mod tests {
         }
     }
 
+    fn note(traffic: &Traffic, method: &Method, path: &str, answer: u16) {
+        if let Some(endpoint) = Endpoint::of(method, path) {
+            traffic.note(endpoint, StatusCode::from_u16(answer).ok());
+        }
+    }
+
+    /// A path that nobody has made up before.
+    fn made_up(number: usize) -> String {
+        let digits = number.to_string();
+        let letters = digits.bytes().map(|byte| char::from(byte + 49));
+        std::iter::once('/').chain(letters).collect()
+    }
+
     #[test]
     fn only_what_may_act_twice_is_noted_and_never_too_much_of_it() {
         let traffic = Traffic::default();
         for method in [Method::GET, Method::HEAD, Method::PUT, Method::DELETE, Method::OPTIONS] {
-            traffic.note(&method, "/x");
+            note(&traffic, &method, "/x", 200);
         }
         assert_eq!(traffic.seen().unprotected, []);
-        traffic.note(&Method::POST, "/x/1");
-        traffic.note(&Method::POST, "/x/2");
-        traffic.note(&Method::PATCH, "/x");
+        note(&traffic, &Method::POST, "/x/1", 200);
+        note(&traffic, &Method::POST, "/x/2", 500);
+        note(&traffic, &Method::PATCH, "/x", 201);
         let counts: Vec<u64> = traffic.seen().unprotected.iter().map(|it| it.requests).collect();
         assert_eq!((counts, traffic.seen().more), (vec![1, 2], false));
-        for word in 0..2 * ENDPOINTS_MAX {
-            let letters: String = word.to_string().bytes().map(|b| char::from(b + 49)).collect();
-            traffic.note(&Method::POST, &format!("/{letters}"));
+        for number in 0..2 * ENDPOINTS_MAX {
+            note(&traffic, &Method::POST, &made_up(number), 200);
         }
         assert_eq!((traffic.seen().unprotected.len(), traffic.seen().more), (ENDPOINTS_MAX, true));
+    }
+
+    #[test]
+    fn made_up_paths_do_not_push_out_real_endpoints() {
+        let traffic = Traffic::default();
+        let has = |path: &str| traffic.seen().unprotected.iter().any(|it| it.path == path);
+        for number in 0..2 * ENDPOINTS_MAX {
+            note(&traffic, &Method::POST, &made_up(number), 404);
+        }
+        assert_eq!(traffic.seen().unprotected, [], "there is nothing to protect");
+        note(&traffic, &Method::POST, "/v1/charges", 201);
+        note(&traffic, &Method::POST, "/v1/charges", 201);
+        for number in 0..10 * ENDPOINTS_MAX {
+            note(&traffic, &Method::POST, &made_up(number), 200);
+            if number % 100 == 0 {
+                note(&traffic, &Method::POST, "/v1/refunds", 200);
+            }
+        }
+        assert!(has("/v1/charges") && has("/v1/refunds"));
+        assert!(!has(&made_up(0)));
     }
 }

@@ -222,7 +222,7 @@ impl Engine {
     /// request is run: while they differ, every request is answered 503.
     pub fn identity(&self) -> Identity {
         let key_ids = self.routes.policies().filter_map(|policy| policy.recipe.key_id());
-        Identity::new(self.scope.name(), "onceward-key/1", key_ids)
+        Identity::new(self.scope.identity(), "onceward-key/1", key_ids)
     }
 
     /// The store.

@@ -24,7 +24,7 @@
 //! | 4 | media type: `type/subtype` in lower case, without parameters |
 //! | 5 | instead of 4, each `Content-Type` as it came, when there are several or it is malformed |
 //! | 6 | each line of `Content-Encoding` in lower case, except `identity` |
-//! | 7, 8, 9 | for each chosen header, in the order of the names: name; number of values as `u64`; each value |
+//! | 7, 8, 9 | for each chosen header, in the order of the names: name; number of values as `u64`; each value. After them in the same way for each of [`METHOD_OVERRIDES`] that was sent and was not chosen |
 //! | 16 | body: empty |
 //! | 17 | body: canonical JSON |
 //! | 18 | body: canonical form pairs |
@@ -65,6 +65,14 @@ use pointer::{Selection, Sense};
 
 /// The version of the recipe that [`Recipe::fingerprint`] follows.
 pub const RECIPE: u16 = 1;
+
+/// Headers by which many services take a request for one of another method. A POST that is to be a
+/// DELETE is not a retry of one that is not, so that they count wherever they are sent.
+pub static METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+];
 
 /// What [`FingerprintKey`] digests for its id. No message of a recipe starts
 /// like it.
@@ -329,7 +337,10 @@ impl Recipe {
         for coding in media::codings(&parts.headers) {
             message.lowercase_part(tag::CONTENT_CODING, coding);
         }
-        for name in &self.headers {
+        let overrides = METHOD_OVERRIDES
+            .iter()
+            .filter(|name| parts.headers.contains_key(*name) && !self.headers.contains(name));
+        for name in self.headers.iter().chain(overrides) {
             let values = parts.headers.get_all(name);
             let count = values.iter().count() as u64;
             message.part(tag::HEADER_NAME, name.as_str().as_bytes());

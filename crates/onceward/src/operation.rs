@@ -145,6 +145,22 @@ impl Operation {
         self.context().clock.monotonic() < deadline
     }
 
+    /// For handlers whose whole work is to send one request to somebody: nothing of it was sent so
+    /// far. If the process has to stop now, it is known that nothing was done.
+    pub fn not_yet_sent(&self) {
+        self.account().unsent = true;
+    }
+
+    /// The same as [`may_act`](Self::may_act), right before such a handler sends: from here on it may
+    /// have acted.
+    pub fn may_send(&self) -> bool {
+        let may = self.may_act();
+        if may {
+            self.account().unsent = false;
+        }
+        may
+    }
+
     pub(crate) fn lease_left(&self) -> Duration {
         let deadline = *self.0.deadline.lock().unwrap_or_else(PoisonError::into_inner);
         deadline.saturating_duration_since(self.context().clock.monotonic())

@@ -23,6 +23,8 @@ pub enum Code {
     KeyInvalid,
     /// The request is older than its route allows, or does not say how old it is.
     RequestTooOld,
+    /// The request says one thing to us and another to the service.
+    RequestAmbiguous,
     /// The credential changes between attempts.
     ScopeUnstable,
     /// The request does not say who is asking.
@@ -71,10 +73,11 @@ impl Retry {
 
 impl Code {
     /// All codes that this crate answers with.
-    pub const ALL: [Code; 14] = [
+    pub const ALL: [Code; 15] = [
         Code::KeyMissing,
         Code::KeyInvalid,
         Code::RequestTooOld,
+        Code::RequestAmbiguous,
         Code::ScopeUnstable,
         Code::ScopeMissing,
         Code::KeyInProgress,
@@ -94,6 +97,7 @@ impl Code {
             Code::KeyMissing => "idempotency_key_missing",
             Code::KeyInvalid => "idempotency_key_invalid",
             Code::RequestTooOld => "idempotency_request_too_old",
+            Code::RequestAmbiguous => "idempotency_request_ambiguous",
             Code::ScopeUnstable => "idempotency_scope_unstable",
             Code::ScopeMissing => "idempotency_scope_missing",
             Code::KeyInProgress => "idempotency_key_in_progress",
@@ -111,9 +115,11 @@ impl Code {
     /// The usual status. A profile or a first caller may get another one.
     pub const fn status(self) -> StatusCode {
         match self {
-            Code::KeyMissing | Code::KeyInvalid | Code::RequestTooOld | Code::ScopeUnstable => {
-                StatusCode::BAD_REQUEST
-            }
+            Code::KeyMissing
+            | Code::KeyInvalid
+            | Code::RequestTooOld
+            | Code::RequestAmbiguous
+            | Code::ScopeUnstable => StatusCode::BAD_REQUEST,
             Code::ScopeMissing => StatusCode::UNAUTHORIZED,
             Code::KeyInProgress | Code::OutcomeUnknown => StatusCode::CONFLICT,
             Code::KeyExpired | Code::ReplyNotStored => StatusCode::GONE,
@@ -131,6 +137,7 @@ impl Code {
             Code::KeyMissing => "An Idempotency-Key is required",
             Code::KeyInvalid => "The Idempotency-Key cannot be used",
             Code::RequestTooOld => "The request is too old",
+            Code::RequestAmbiguous => "The request can be read in two ways",
             Code::ScopeUnstable => "The credential cannot tell retries of one caller",
             Code::ScopeMissing => "The caller is not known",
             Code::KeyInProgress => "A request with this Idempotency-Key is being executed",
@@ -157,6 +164,7 @@ impl Code {
             Code::KeyMissing
             | Code::KeyInvalid
             | Code::RequestTooOld
+            | Code::RequestAmbiguous
             | Code::ScopeUnstable
             | Code::ScopeMissing
             | Code::KeyExpired
@@ -179,6 +187,7 @@ impl Code {
             Code::KeyMissing
             | Code::KeyInvalid
             | Code::RequestTooOld
+            | Code::RequestAmbiguous
             | Code::ScopeUnstable
             | Code::ScopeMissing
             | Code::BodyTooLarge => "refused",

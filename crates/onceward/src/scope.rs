@@ -74,6 +74,8 @@ type ReadScope = dyn Fn(&Parts) -> Result<Scope, NoScope> + Send + Sync;
 #[derive(Clone)]
 pub struct ScopeRule {
     name: Box<str>,
+    /// What is compared with the store, where the name does not tell it all.
+    identity: Option<Box<str>>,
     read: Arc<ReadScope>,
 }
 
@@ -84,7 +86,7 @@ impl ScopeRule {
         name: impl Into<Box<str>>,
         read: impl Fn(&Parts) -> Result<Scope, NoScope> + Send + Sync + 'static,
     ) -> Self {
-        ScopeRule { name: name.into(), read: Arc::new(read) }
+        ScopeRule { name: name.into(), identity: None, read: Arc::new(read) }
     }
 
     /// The `Authorization` credential, hashed.
@@ -123,12 +125,15 @@ impl ScopeRule {
         })
     }
 
-    /// A claim of a bearer JWT, after its signature and times were verified.
+    /// A claim of a bearer JWT, after its signature and times were verified, behind the issuer that
+    /// gave it: `https://login.example|acme`. What an issuer calls `acme` is nobody of another one's.
     #[cfg(feature = "jwt")]
     pub fn jwt(verifier: JwtVerifier) -> Self {
-        Self::custom(format!("jwt:{}", verifier.claim()), move |parts| {
-            verifier.scope_of(only_value(parts, &AUTHORIZATION)?)
-        })
+        let name = format!("jwt:{}", verifier.claim());
+        let identity = Some(format!("{name} behind its issuer").into());
+        let rule =
+            Self::custom(name, move |parts| verifier.scope_of(only_value(parts, &AUTHORIZATION)?));
+        ScopeRule { identity, ..rule }
     }
 
     /// One scope for everybody. For services without callers to tell apart, and for trying things
@@ -140,6 +145,11 @@ impl ScopeRule {
     /// The name that identifies this rule.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What makes a scope what it is: a store that was written under another one refuses to be used.
+    pub(crate) fn identity(&self) -> &str {
+        self.identity.as_ref().unwrap_or(&self.name)
     }
 
     /// Finds the scope of a request.

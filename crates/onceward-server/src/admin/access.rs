@@ -81,6 +81,14 @@ impl Access {
         found.ok_or_else(Problem::no_token)
     }
 
+    /// What needs no token is not for pages of other sites either. A probe may name no host at all,
+    /// as many do by HTTP/1.0; a browser always does.
+    pub(crate) fn check_probe(&self, parts: &Parts) -> Result<(), Problem> {
+        let names_none =
+            parts.uri.authority().is_none() && !parts.headers.contains_key(header::HOST);
+        if names_none { Ok(()) } else { self.check_site(parts) }
+    }
+
     /// A page in a browser may make a name of its own mean our address, and then asks in that name.
     fn check_site(&self, parts: &Parts) -> Result<(), Problem> {
         let host = host(parts).ok_or_else(|| Problem::foreign("the request names no host"))?;

@@ -197,6 +197,11 @@ impl Api {
         self.0.access.check(parts)
     }
 
+    /// Whether the request may have come from somebody who needs no token.
+    pub(crate) fn admits_probe(&self, parts: &Parts) -> Result<(), Problem> {
+        self.0.access.check_probe(parts)
+    }
+
     /// Answers one request.
     ///
     /// A change that was begun goes on when its client hangs up.

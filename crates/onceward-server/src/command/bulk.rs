@@ -12,7 +12,7 @@ use super::{
     print, print_json,
     table::{plain, table},
 };
-use crate::admin::api::types::{Applied, Evidence, PlanView};
+use crate::admin::api::types::{Applied, Evidence, PlanView, Skipped};
 
 /// How many ids of a plan are shown to people.
 const SHOWN_MAX: usize = 5;
@@ -108,12 +108,21 @@ async fn apply(client: &Client, plan: &str, hash: &str) -> Result<ExitCode> {
         Output::Json => print_json(&applied)?,
         Output::Table => {
             print(&format!("{} records were changed.\n", applied.applied));
-            if !applied.skipped.is_empty() {
-                print(&format!("{} were not:\n", applied.skipped.len()));
-                let rows = applied.skipped.iter().map(|it| vec![plain(&it.id), it.code.clone()]);
-                print(&table(&["id", "why"], &rows.collect::<Vec<_>>()));
-            }
+            show_left("were not", &applied.skipped);
+            show_left("may have been, the store did not say; look at them again", &applied.failed);
         }
     }
-    Ok(ExitCode::SUCCESS)
+    match applied.failed.len() {
+        0 => Ok(ExitCode::SUCCESS),
+        failed => bail!("the store failed for {failed} records of the plan"),
+    }
+}
+
+fn show_left(what: &str, left: &[Skipped]) {
+    if left.is_empty() {
+        return;
+    }
+    print(&format!("{} {what}:\n", left.len()));
+    let rows = left.iter().map(|it| vec![plain(&it.id), it.code.clone()]);
+    print(&table(&["id", "why"], &rows.collect::<Vec<_>>()));
 }

@@ -35,7 +35,7 @@ pub(crate) enum Keys {
     /// Says that unknown records did not act: the same requests may run again.
     Release {
         #[command(flatten)]
-        target: Target,
+        looked_at: LookedAt,
         #[command(flatten)]
         because: Because,
         #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) enum Keys {
     /// Withdraws the replies of completed records: the next use of their keys runs.
     Void {
         #[command(flatten)]
-        target: Target,
+        looked_at: LookedAt,
         #[command(flatten)]
         because: Because,
         #[command(flatten)]
@@ -84,11 +84,33 @@ pub(crate) struct Target {
     key: Option<String>,
 }
 
-impl Target {
-    pub(super) fn is_given(&self) -> bool {
-        self.id.is_some() || self.scope.is_some()
+/// A record, as it was looked at.
+#[derive(Debug, Args)]
+pub(crate) struct LookedAt {
+    #[command(flatten)]
+    target: Target,
+    /// Its fence, as `keys show` shows it. If it has another one by now, nothing happens.
+    #[arg(long, value_name = "NUMBER")]
+    fence: Option<i64>,
+}
+
+impl LookedAt {
+    /// Whether it is about one record, and not about many.
+    fn is_one(&self) -> Result<bool> {
+        let one = self.target.id.is_some() || self.target.scope.is_some();
+        ensure!(one || self.fence.is_none(), "--fence is that of one record: give its id too");
+        Ok(one)
     }
 
+    /// The generation and the fence that a change is bound to: those that were shown to whoever
+    /// decides, or those that the record has just now.
+    async fn load(&self, client: &Client) -> Result<(u32, i64)> {
+        let shown: KeyDetail = client.get(&format!("/keys/{}", self.target.id()?), &[]).await?;
+        Ok((shown.record.generation, self.fence.unwrap_or(shown.record.fence)))
+    }
+}
+
+impl Target {
     fn id(&self) -> Result<String> {
         match (&self.id, &self.scope, &self.key) {
             (Some(id), ..) => {
@@ -208,7 +230,7 @@ impl EvidenceArgs {
 #[command(group = ArgGroup::new("outcome").required(true))]
 pub(crate) struct ResolveArgs {
     #[command(flatten)]
-    target: Target,
+    looked_at: LookedAt,
     /// It acted, and this was its reply.
     #[arg(long, group = "outcome", requires = "status")]
     completed: bool,
@@ -242,24 +264,26 @@ pub(super) async fn run(command: Keys) -> Result<ExitCode> {
         Keys::List(args) => list(args).await?,
         Keys::Show { target, server } => show(&target, &server).await?,
         Keys::Resolve(args) => resolve(args).await?,
-        Keys::Release { target, because, evidence, bulk, server } => {
+        Keys::Release { looked_at, because, evidence, bulk, server } => {
             let client = Client::new(&server)?;
-            if !target.is_given() {
+            if !looked_at.is_one()? {
                 return bulk::release(&client, bulk, because, evidence).await;
             }
             let evidence = evidence.evidence()?;
             let reason = because.reason.context("--reason")?;
-            let document = ReleaseRequest { reason, generation: None, fence: None, evidence };
-            change(&client, &target, "release", &document).await?;
+            let (generation, fence) = looked_at.load(&client).await?;
+            let document = ReleaseRequest { reason, generation, fence, evidence };
+            change(&client, &looked_at.target, "release", &document).await?;
         }
-        Keys::Void { target, because, bulk, server } => {
+        Keys::Void { looked_at, because, bulk, server } => {
             let client = Client::new(&server)?;
-            if !target.is_given() {
+            if !looked_at.is_one()? {
                 return bulk::void(&client, bulk, because).await;
             }
             let reason = because.reason.context("--reason")?;
-            let document = VoidRequest { reason, generation: None, fence: None };
-            change(&client, &target, "void", &document).await?;
+            let (generation, fence) = looked_at.load(&client).await?;
+            let document = VoidRequest { reason, generation, fence };
+            change(&client, &looked_at.target, "void", &document).await?;
         }
         Keys::Export { filter, server } => export(&filter, &server).await?,
     }
@@ -324,6 +348,7 @@ async fn resolve(args: ResolveArgs) -> Result<()> {
     let client = Client::new(&args.server)?;
     let evidence = EvidenceArgs { evidence: Some(args.evidence), probe: args.probe };
     let status = args.status;
+    let (generation, fence) = args.looked_at.load(&client).await?;
     let document = ResolveRequest {
         outcome: if args.completed { Outcome::Completed } else { Outcome::NotExecuted },
         reply: status.map(|status| NewReply {
@@ -332,11 +357,11 @@ async fn resolve(args: ResolveArgs) -> Result<()> {
             body: args.body,
         }),
         reason: args.reason,
-        generation: None,
-        fence: None,
+        generation,
+        fence,
         evidence: evidence.evidence()?,
     };
-    change(&client, &args.target, "resolve", &document).await
+    change(&client, &args.looked_at.target, "resolve", &document).await
 }
 
 async fn change(
@@ -362,6 +387,7 @@ fn print_record(record: &KeyRecord) {
         ("key", record.key.clone()),
         ("state", record.state.clone()),
         ("generation", number(record.generation)),
+        ("fence", record.fence.to_string()),
         ("attempts", number(record.attempts)),
         ("request", format!("{} {}", record.method, record.path)),
         ("route", record.route.clone()),

@@ -14,7 +14,7 @@ use super::{
     StoreUrl, duration,
     file::Settings,
     one_of,
-    route::{Chosen, KeyUse, Route},
+    route::{Chosen, KeyUse, Route, in_lower_case},
     secret::Text,
 };
 use crate::gateway::MaxAge;
@@ -80,6 +80,7 @@ impl Reader<'_> {
             retention.as_secs()
         );
         Ok(Route {
+            in_lower_case: pattern.as_ref().and_then(in_lower_case),
             pattern,
             key,
             methods: self.methods(key)?,

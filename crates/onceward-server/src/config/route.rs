@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use http::Method;
+use http::{HeaderName, Method};
 use onceward::{
     Policy, Profile, Recipe,
     policy::{BadPattern, Pattern},
@@ -23,6 +23,8 @@ mod path; // paths, made comparable
 pub(crate) struct Route {
     /// None for the defaults.
     pub(crate) pattern: Option<Pattern>,
+    /// The pattern in lower case, if it is not.
+    pub(super) in_lower_case: Option<Pattern>,
     pub(crate) key: KeyUse,
     /// Methods that are protected beside POST, PATCH and those that the pattern names.
     pub(crate) methods: Vec<Method>,
@@ -101,6 +103,23 @@ impl Route {
         }
     }
 
+    /// How much is asked of a request of this method: of two readings of a request, the one of which
+    /// more is asked counts.
+    pub(crate) fn strictness(&self, method: &Method) -> u8 {
+        match (self.treatment(method), self.key) {
+            (Treatment::Protect, KeyUse::Required) => 3,
+            (Treatment::Protect, _) => 2,
+            (Treatment::Observe, _) => 1,
+            (Treatment::PassOn, _) => 0,
+        }
+    }
+
+    /// The headers by which a request is told from another, and old from new.
+    pub(crate) fn deciding_headers(&self) -> impl Iterator<Item = HeaderName> {
+        let chosen = self.chosen.headers.iter().filter_map(|name| name.parse().ok());
+        chosen.chain(self.max_age.as_ref().and_then(|age| age.header.clone()))
+    }
+
     fn protects(&self, method: &Method) -> bool {
         if KeyUse::never_applies_to(method) {
             return false;
@@ -157,24 +176,39 @@ impl RouteTable {
     }
 
     /// The rules for a request. Where services may read its path in several ways, the strictest of
-    /// what they could mean: a spelling must not lead past protection.
-    pub(crate) fn find(&self, method: &Method, path: &str) -> &Arc<Route> {
-        let strictness = |route: &&Arc<Route>| match (route.treatment(method), route.key) {
-            (Treatment::Protect, KeyUse::Required) => 3,
-            (Treatment::Protect, _) => 2,
-            (Treatment::Observe, _) => 1,
-            (Treatment::PassOn, _) => 0,
-        };
-        let found = self.matching(method, &path::comparable(path));
-        let Some(others) = path::other_readings(path) else { return found };
-        let others = others.iter().map(|reading| self.matching(method, reading));
+    /// what they could mean: a spelling must not lead past protection. Some do not care about upper
+    /// and lower case either.
+    pub(crate) fn find<'a>(&'a self, method: &Method, path: &str) -> &'a Arc<Route> {
+        let comparable = path::comparable(path);
+        let mut found = self.matching(method, &comparable);
         // Of several that are as strict, the first counts.
-        others.fold(
-            found,
-            |found, other| {
-                if strictness(&other) > strictness(&found) { other } else { found }
-            },
-        )
+        let mut consider = |other: &'a Arc<Route>| {
+            if other.strictness(method) > found.strictness(method) {
+                found = other;
+            }
+        };
+        self.in_any_case(method, &comparable).map(&mut consider);
+        for reading in path::other_readings(path).iter().flatten() {
+            consider(self.matching(method, reading));
+            self.in_any_case(method, reading).map(&mut consider);
+        }
+        found
+    }
+
+    /// The route of a service that takes upper and lower case for the same. `None` where there is
+    /// nothing that could differ.
+    fn in_any_case(&self, method: &Method, path: &str) -> Option<&Arc<Route>> {
+        let differs = path.bytes().any(|byte| byte.is_ascii_uppercase())
+            || self.routes.iter().any(|route| route.in_lower_case.is_some());
+        if !differs {
+            return None;
+        }
+        let path = path.to_ascii_lowercase();
+        let matches = |route: &&Arc<Route>| {
+            let pattern = route.in_lower_case.as_ref().or(route.pattern.as_ref());
+            pattern.is_some_and(|pattern| pattern.matches(method, &path))
+        };
+        Some(self.routes.iter().find(matches).unwrap_or(&self.defaults))
     }
 
     fn matching(&self, method: &Method, path: &str) -> &Arc<Route> {
@@ -263,6 +297,14 @@ fn hiding<'a>(pattern: &Pattern, earlier: &[(&'a Pattern, usize)]) -> Vec<&'a st
     }
     hidden_by.dedup();
     hidden_by
+}
+
+/// The same pattern for paths in lower case, where it is another one.
+pub(super) fn in_lower_case(pattern: &Pattern) -> Option<Pattern> {
+    let (methods, path) = pattern.as_str().split_once(' ')?;
+    let lower = path.to_ascii_lowercase();
+    // What parses in one case parses in the other.
+    (lower != path).then(|| Pattern::parse(&format!("{methods} {lower}")).ok()).flatten()
 }
 
 fn read_route(

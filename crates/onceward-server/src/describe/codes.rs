@@ -24,6 +24,7 @@ pages! {
     "idempotency_key_missing",
     "idempotency_key_invalid",
     "idempotency_request_too_old",
+    "idempotency_request_ambiguous",
     "idempotency_scope_unstable",
     "idempotency_scope_missing",
     "idempotency_key_in_progress",

@@ -1,8 +1,11 @@
 //! How many bytes of bodies are in memory, all requests together.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 /// What a request takes besides its body: its head, its task, its record.
 const BESIDES: u64 = 4 << 10;
@@ -26,12 +29,33 @@ impl Budget {
 
     /// Room for a body: what it says it has, or the most that it may have.
     pub(super) fn take(&self, body: &impl http_body::Body, cap: usize) -> Option<Room> {
-        let cap = u64::try_from(cap).unwrap_or(u64::MAX);
-        let bytes = body.size_hint().exact().unwrap_or(cap).min(cap).saturating_add(BESIDES);
-        // A single body always fits, or its route could never be used.
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).min(self.total);
+        let bytes = self.bytes(body, cap, BESIDES);
         Arc::clone(&self.room).try_acquire_many_owned(bytes).ok()
     }
+
+    /// The same for a body that has to be taken: who waits comes before all that is new. Nobody
+    /// waits who has room already, or all would wait for each other.
+    pub(super) async fn wait(
+        &self,
+        body: &impl http_body::Body,
+        cap: usize,
+        at_most: Duration,
+    ) -> Option<Room> {
+        let room = Arc::clone(&self.room).acquire_many_owned(self.bytes(body, cap, 0));
+        timeout(at_most, room).await.ok()?.ok()
+    }
+
+    fn bytes(&self, body: &impl http_body::Body, cap: usize, besides: u64) -> u32 {
+        let cap = u64::try_from(cap).unwrap_or(u64::MAX);
+        let bytes = body.size_hint().exact().unwrap_or(cap).min(cap).saturating_add(besides);
+        // A single body always fits, or its route could never be used.
+        u32::try_from(bytes).unwrap_or(u32::MAX).min(self.total)
+    }
+}
+
+/// Gives back what a body did not need after all.
+pub(super) fn shrink(room: &mut Room, bytes: usize) {
+    drop(room.split(room.num_permits().saturating_sub(bytes)));
 }
 
 #[cfg(test)]
@@ -66,5 +90,23 @@ mod tests {
         assert!(budget.take(&of(3), 100).is_none());
         drop(held);
         assert!(budget.take(&of(100 * EACH), 100 * EACH).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_gets_room_before_all_that_is_new_or_gives_up() {
+        let budget = Budget::new(10 + EACH);
+        let held = budget.take(&of(10), 100).expect("room");
+        let patience = Duration::from_secs(5);
+        assert!(budget.wait(&of(1), 100, patience).await.is_none());
+        let free = async {
+            assert!(budget.take(&of(0), 100).is_none(), "somebody waits");
+            drop(held);
+        };
+        let body = of(EACH);
+        let (waited, ()) = tokio::join!(biased; budget.wait(&body, EACH, patience), free);
+        let mut waited = waited.expect("room");
+        assert!(budget.take(&of(0), 100).is_none());
+        shrink(&mut waited, 10);
+        assert!(budget.take(&of(0), 100).is_some(), "what was not needed is free");
     }
 }

@@ -12,7 +12,11 @@ use onceward::{
 };
 use tokio::time::timeout;
 
-use super::{Failure, Rewrite, Trailers, Upstream, budget::Room, paced::Paced};
+use super::{
+    Failure, Rewrite, Trailers, Upstream,
+    budget::{Budget, Room, shrink},
+    paced::Paced,
+};
 
 pub(super) struct Forward {
     pub(super) upstream: Arc<Upstream>,
@@ -22,9 +26,20 @@ pub(super) struct Forward {
     pub(super) body: Bytes,
     pub(super) reply_cap: usize,
     pub(super) patience: Duration,
+    /// Between two parts of a reply that is too large to keep.
+    pub(super) stall_max: Duration,
     /// For the body, as long as it is needed.
     pub(super) room: Room,
+    /// Where room for the reply comes from.
+    pub(super) budget: Arc<Budget>,
 }
+
+/// The room that a reply takes, among the extensions of its response.
+#[derive(Clone)]
+pub(super) struct ReplyRoom(pub(super) Arc<Room>);
+
+/// No reply waits longer than this for room.
+const ROOM_TIME_MAX: Duration = Duration::from_secs(5);
 
 impl Handler for Forward {
     type Rest = Body<Paced>;
@@ -55,8 +70,8 @@ impl Forward {
                 self.parts.headers.insert(name, value);
             }
         }
-        let sent = self.upstream.send(self.parts, Body::full(self.body), || operation.may_act());
-        let sent = sent.await;
+        operation.not_yet_sent();
+        let sent = self.upstream.send(self.parts, Body::full(self.body), &operation).await;
         drop(self.room);
         let response = match sent {
             Ok(response) => response,
@@ -67,12 +82,25 @@ impl Forward {
             // The body is in memory, so that this cannot be; and if it were, a part was sent.
             Err(Failure::ClientBrokeOff { .. }) => return no_full_answer("request_was_cut_off"),
         };
-        let (parts, body) = self.rewrite.response(response, Trailers::Drop).into_parts();
-        match collect(Paced::free(body), self.reply_cap).await {
+        let (mut parts, body) = self.rewrite.response(response, Trailers::Drop).into_parts();
+        // It was executed, so that it has to be answered. Without room its body is not kept, but
+        // passed on as it comes: as if it were too large.
+        let wait = ROOM_TIME_MAX.min(self.patience / 8);
+        let mut room = self.budget.wait(&body, self.reply_cap, wait).await;
+        let cap = if room.is_some() { self.reply_cap } else { 0 };
+        let collected = collect(Paced::free(body), cap).await;
+        if let (Some(room), Collected::Whole(body, _)) = (&mut room, &collected) {
+            shrink(room, body.len());
+        }
+        if let Some(room) = room {
+            parts.extensions.insert(ReplyRoom(Arc::new(room)));
+        }
+        match collected {
             // We did not offer to take trailers (`TE` is stripped), so that they may be dropped, for
             // the first caller as for every retry.
             Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(body)),
             Collected::TooLarge(begun, rest) => {
+                let rest = rest.no_more_stall(self.stall_max);
                 Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))
             }
             Collected::Broken => no_full_answer("answer_was_cut_off"),

@@ -1,7 +1,10 @@
 //! Headers on their way through: what belongs to one connection is stripped, what upstream has to
 //! know about the client is added, and nobody speaks in our name.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, Version,
@@ -11,10 +14,10 @@ use http::{
     },
     request::Parts,
 };
-use onceward::reply::ONCEWARD_EXECUTED;
+use onceward::{ScopeRule, fingerprint::METHOD_OVERRIDES, reply::ONCEWARD_EXECUTED};
 
 use crate::{
-    config::TrustedProxies,
+    config::{RouteTable, TrustedProxies},
     listener::{ByTls, Peer},
 };
 
@@ -29,11 +32,32 @@ static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection"
 /// What only we may say.
 const OURS: &str = "onceward-";
 
+/// Headers by which we or upstream decide, besides those of every gateway: that of the scope, those of
+/// fingerprints, those of ages.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Deciding(Arc<[HeaderName]>);
+
+impl Deciding {
+    pub(crate) fn new(scope: &ScopeRule, routes: &RouteTable) -> Self {
+        let scope = scope.name().strip_prefix("header:").and_then(|name| name.parse().ok());
+        let of_routes = routes.all().flat_map(|route| route.deciding_headers());
+        Deciding(scope.into_iter().chain(of_routes).collect())
+    }
+
+    /// Whether a header of this name, in lower case, decides.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        name.starts_with(OURS)
+            || MUST_STAY.contains(&name)
+            || METHOD_OVERRIDES.iter().chain(&*self.0).any(|deciding| deciding.as_str() == name)
+    }
+}
+
 /// Changes messages on their way through.
 #[derive(Clone, Debug)]
 pub(crate) struct Rewrite {
     proxies: TrustedProxies,
     makes_traceparent: bool,
+    deciding: Deciding,
 }
 
 /// Whether what comes after a body is passed on too.
@@ -46,8 +70,16 @@ pub(super) enum Trailers {
 }
 
 impl Rewrite {
-    pub(crate) fn new(proxies: TrustedProxies, makes_traceparent: bool) -> Self {
-        Rewrite { proxies, makes_traceparent }
+    pub(crate) fn new(
+        proxies: TrustedProxies,
+        makes_traceparent: bool,
+        deciding: Deciding,
+    ) -> Self {
+        Rewrite { proxies, makes_traceparent, deciding }
+    }
+
+    pub(super) fn deciding(&self) -> &Deciding {
+        &self.deciding
     }
 
     /// The head of a request as upstream is to see it.
@@ -60,6 +92,8 @@ impl Rewrite {
         parts.version = Version::HTTP_11;
         let headers = &mut parts.headers;
         let takes_trailers = trailers == Trailers::Pass && names(headers, &TE, "trailers");
+        // First, while those that they look like are all there.
+        strip_lookalikes(headers, &self.deciding);
         strip_hop_by_hop(headers, trailers);
         if takes_trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
@@ -68,7 +102,6 @@ impl Rewrite {
         headers.remove(EXPECT);
         headers.remove(PROXY_AUTHORIZATION);
         strip_ours(headers, None);
-        strip_lookalikes(headers);
         join_cookies(headers);
         // An address that names its host decides (RFC 9112, 3.2.2), as it does in HTTP/2.
         if let Some(authority) = asked.uri.authority()
@@ -133,20 +166,24 @@ fn forwarded_element(peer: IpAddr, scheme: &str) -> String {
     }
 }
 
+/// The values of a list.
+pub(super) fn listed<'h>(
+    headers: &'h HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'h str> + use<'h> {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
 /// Whether one of the values of a list is this word.
 pub(super) fn names(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool {
-    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
-    values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(word))
+    listed(headers, name).any(|value| value.eq_ignore_ascii_case(word))
 }
 
 /// Headers that belong to one connection (RFC 9110, 7.6.1), and those that `Connection` names.
 fn strip_hop_by_hop(headers: &mut HeaderMap, trailers: Trailers) {
-    let named: Vec<HeaderName> = headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
+    let named: Vec<HeaderName> = listed(headers, &CONNECTION)
+        .filter_map(|name| name.parse().ok())
         // A client could otherwise take away what tells it apart or what it is held to.
         .filter(|name| !MUST_STAY.contains(&HeaderName::as_str(name)))
         .collect();
@@ -163,6 +200,19 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, trailers: Trailers) {
     headers.remove(&PROXY_CONNECTION);
 }
 
+/// What belongs to one connection.
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
 /// End-to-end whatever `Connection` says.
 const MUST_STAY: [&str; 11] = [
     "host",
@@ -178,16 +228,17 @@ const MUST_STAY: [&str; 11] = [
     "x-forwarded-proto",
 ];
 
-/// Some servers make one name of `X_Account` and `X-Account`. The first must not speak for the
-/// second, nor for what we decide by.
-fn strip_lookalikes(headers: &mut HeaderMap) {
+/// Some servers make one name of `X_Account`, `X.Account` and `X-Account`. The others must not speak
+/// for the last one, nor for what decides, nor for what frames a message.
+fn strip_lookalikes(headers: &mut HeaderMap, deciding: &Deciding) {
     let is_lookalike = |name: &&HeaderName| {
-        if !name.as_str().contains('_') {
+        let other = |char: char| !char.is_ascii_alphanumeric() && char != '-';
+        if !name.as_str().contains(other) {
             return false;
         }
-        let meant = name.as_str().replace('_', "-");
-        meant.starts_with(OURS)
-            || MUST_STAY.contains(&meant.as_str())
+        let meant = name.as_str().replace(other, "-");
+        deciding.contains(&meant)
+            || HOP_BY_HOP.contains(&meant.as_str())
             || headers.contains_key(meant.as_str())
     };
     for name in headers.keys().filter(is_lookalike).cloned().collect::<Vec<_>>() {

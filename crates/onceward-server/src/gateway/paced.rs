@@ -46,6 +46,11 @@ impl<B> Paced<B> {
         Paced { stall_max: Some(at_most), ..Self::free(body) }
     }
 
+    /// From now on, no more than this may pass between two parts.
+    pub(crate) fn no_more_stall(self, at_most: Duration) -> Self {
+        Paced { stall_max: Some(at_most), waiting: None, ..self }
+    }
+
     pub(crate) fn until(body: B, deadline: Option<Instant>) -> Self {
         Paced { deadline, ..Self::free(body) }
     }

@@ -72,7 +72,7 @@ pub(super) async fn send(
         }
         None => {
             let parts = rewrite.request(&parts, Trailers::Pass);
-            timeout_at(first_byte, upstream.send(parts, body, || true)).await
+            timeout_at(first_byte, upstream.send(parts, body, &true)).await
         }
     };
     let too_slow =

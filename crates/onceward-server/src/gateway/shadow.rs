@@ -21,6 +21,7 @@ use onceward::{
 };
 use tracing::info;
 
+use super::budget::Room;
 use crate::config::{KeyUse, Route, RouteTable};
 
 const SHADOW: &str = "onceward_shadow_total";
@@ -229,8 +230,8 @@ impl Watched {
     }
 
     /// Sees the body of the request pass.
-    pub(super) fn body(&self) -> impl Watch + use<> {
-        Body { watched: self.clone(), seen: BytesMut::new(), too_large: false }
+    pub(super) fn body(&self, room: Room) -> impl Watch + use<> {
+        Body { watched: self.clone(), seen: BytesMut::new(), too_large: false, _room: room }
     }
 
     /// Upstream's answer; none if there was no full one.
@@ -245,6 +246,8 @@ struct Body {
     watched: Watched,
     seen: BytesMut,
     too_large: bool,
+    /// For what was copied.
+    _room: Room,
 }
 
 impl Watch for Body {

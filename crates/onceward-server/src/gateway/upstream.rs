@@ -25,7 +25,7 @@ use hyper::{
     client::conn::{TrySendError, http1, http2},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use onceward::tower::Body;
+use onceward::{Operation, tower::Body};
 use tokio::{
     sync::Mutex,
     time::{MissedTickBehavior, interval, timeout},
@@ -69,6 +69,32 @@ pub(crate) enum Failure {
 impl Failure {
     fn no_answer(why: &'static str) -> Self {
         Failure::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why }
+    }
+}
+
+/// Who is asked before a request is begun, and told if it was not begun after all.
+pub(crate) trait Leave {
+    /// The request is about to be begun, if it still may be.
+    fn begin(&self) -> bool;
+
+    /// Nothing of it was written.
+    fn not_begun(&self) {}
+}
+
+impl Leave for Operation {
+    fn begin(&self) -> bool {
+        self.may_send()
+    }
+
+    fn not_begun(&self) {
+        self.not_yet_sent();
+    }
+}
+
+/// Always, or never.
+impl Leave for bool {
+    fn begin(&self) -> bool {
+        *self
     }
 }
 
@@ -120,21 +146,22 @@ impl<D: Dial> Upstream<D> {
         &self,
         parts: Parts,
         body: Outgoing,
-        may_act: impl Fn() -> bool,
+        leave: &impl Leave,
     ) -> Result<Response<Incoming>, Failure> {
-        let in_time = || match may_act() {
+        let in_time = || match leave.begin() {
             true => Ok(()),
             // The wait may have outlasted the lease; a right that may be lost is not used.
             false => Err(Failure::NeverSent { why: "lease_over_before_dispatch" }),
         };
         let mut request = Request::from_parts(parts, body);
         if let Some(kept) = self.pool.take() {
+            in_time()?;
             match self.send_on(kept, request).await {
                 Ok(response) => return expected(response),
                 Err(Unanswered::Failed(failure)) => return Err(failure),
                 Err(Unanswered::HandedBack(unsent)) => request = *unsent,
             }
-            in_time()?;
+            leave.not_begun();
         }
         let fresh = self.connect().await?;
         in_time()?;

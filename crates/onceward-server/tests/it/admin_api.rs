@@ -65,7 +65,17 @@ fn id_of(gateway: &Gateway, number: u32) -> String {
     found[0]["id"].as_str().expect("an id").to_owned()
 }
 
+/// Decides about a record as it is now.
 fn change(gateway: &Gateway, id: &str, verb: &str, body: &Value) -> Answer {
+    let shown = document(&admin(gateway, "GET", &format!("/api/v1/keys/{id}"), None));
+    let mut bound = body.clone();
+    bound["generation"] = shown["record"]["generation"].clone();
+    bound["fence"] = shown["record"]["fence"].clone();
+    decide(gateway, id, verb, &bound)
+}
+
+/// The same with a document that says itself what was looked at.
+fn decide(gateway: &Gateway, id: &str, verb: &str, body: &Value) -> Answer {
     admin(gateway, "POST", &format!("/api/v1/keys/{id}/{verb}"), Some(body))
 }
 
@@ -138,10 +148,6 @@ fn what_did_not_act_runs_again_once_there_is_proof() {
         let too_early = change(&gateway, &id, "release", &early);
         assert_eq!(refusal(&too_early), (409, "too_early".to_owned()));
         assert!(too_early.text().contains("not_before"));
-        let mut stale = not_executed();
-        stale["fence"] = 1.into();
-        let stale = refusal(&change(&gateway, &id, "release", &stale));
-        assert_eq!(stale, (409, "record_changed".to_owned()));
         assert_eq!(upstream.count(), 1);
         let released = document(&change(&gateway, &id, "release", &not_executed()));
         assert_eq!(released["record"]["state"], "failed_retryable");
@@ -165,6 +171,44 @@ fn a_reply_is_withdrawn_and_the_next_use_of_its_key_runs() {
         assert_eq!(next.header("onceward-outcome"), Some("executed"));
         assert_eq!(next.header("idempotency-generation"), Some("2"));
         assert_eq!(upstream.count(), 2);
+    }
+}
+
+#[test]
+fn a_decision_holds_for_the_record_that_was_looked_at_and_for_no_other() {
+    for home in homes() {
+        let upstream = upstream();
+        let gateway = Gateway::with(upstream.address, &home.toml);
+        vanish(&gateway, 1);
+        let looked_at = list(&gateway, "state=unknown").remove(0);
+        let id = looked_at["id"].as_str().expect("an id");
+        let completed = json!({
+            "outcome": "completed",
+            "reply": { "status": 200 },
+            "reason": "ticket 7",
+            "evidence": { "source": "a guess" },
+        });
+        let void = json!({ "reason": "ticket 7" });
+        for (verb, body) in [("resolve", completed), ("release", not_executed()), ("void", void)] {
+            for (has, lacks) in [("generation", "fence"), ("fence", "generation")] {
+                let mut half = body.clone();
+                half[has] = looked_at[has].clone();
+                let refused = decide(&gateway, id, verb, &half);
+                assert_eq!(refusal(&refused), (400, "invalid_request".to_owned()), "{verb}");
+                assert!(refused.text().contains(lacks), "{}", refused.text());
+            }
+        }
+        // It runs once more, and nobody knows again: another attempt, of which no ledger told.
+        let mut release = not_executed();
+        release["generation"] = looked_at["generation"].clone();
+        release["fence"] = looked_at["fence"].clone();
+        document(&decide(&gateway, id, "release", &release));
+        again(&gateway, 1);
+        assert_eq!(list(&gateway, "state=unknown").len(), 1);
+        let moved = decide(&gateway, id, "release", &release);
+        assert_eq!(refusal(&moved), (409, "record_changed".to_owned()));
+        assert_eq!(list(&gateway, "state=unknown").len(), 1, "nothing happened");
+        document(&change(&gateway, id, "release", &not_executed()));
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::support::{
-    Act, Gate, Gateway, LONGEST, Upstream, binary, eventually, ok, response, send,
+    Act, Gate, Gateway, LONGEST, Upstream, binary, ok, response, send, until_not_ready,
 };
 
 const PAGE: &str = include_str!("../../../../docs/guide/running.md");
@@ -80,11 +80,7 @@ fn a_second_signal_ends_it_at_once_with_130() {
     let running = thread::spawn(move || send(to, &request(KEY)));
     gate.reached_by(1);
     gateway.signal("TERM");
-    let admin = gateway.admin;
-    eventually("the end of readiness", || {
-        let ready = send(admin, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
-        (ready.status == 503).then_some(())
-    });
+    until_not_ready(&gateway);
     gateway.signal("INT");
     assert_eq!(gateway.exit_status().code(), Some(130));
     assert!(running.join().expect("no panic").is_err(), "nobody answers any more");

@@ -10,7 +10,7 @@ use std::{
 use crate::support::{
     Act, Connection, Gate, Gateway, LONGEST, Upstream, eventually,
     frames::{self, Frames, GOAWAY, HEADERS, RST_STREAM},
-    ok, post, request, response, send,
+    get, ok, post, request, response, send,
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -131,6 +131,103 @@ fn bodies_take_no_more_memory_together_than_the_limit() {
     assert_eq!(small.join().expect("no panic").text(), "done");
     let retry = post(to, "order-0000000000000002", &body, &[]);
     assert_eq!((retry.status, retry.is_replay()), (200, false), "nothing was stored for it");
+}
+
+/// A gateway with room for one reply of [`LARGE`] bytes, and a little more.
+fn with_room_for_one_reply(upstream: &Upstream) -> Gateway {
+    Gateway::with(
+        upstream.address,
+        &format!(
+            "[limits]\nbuffered_bytes = {}\n[defaults]\nreply_bytes_max = {}\nmax_execution = \
+             \"4s\"\n",
+            LARGE + (1 << 20),
+            2 * LARGE
+        ),
+    )
+}
+
+/// More than the buffers of both sockets hold.
+const LARGE: usize = 24 << 20;
+
+#[test]
+fn replies_take_no_more_memory_together_than_the_limit_and_none_runs_twice_for_it() {
+    let large = "y".repeat(LARGE);
+    let expected = large.clone();
+    let upstream = Upstream::start(move |_, seen| match &seen.body[..] {
+        b"\"chunked\"" => {
+            let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+            Act::Send(format!("{head}{LARGE:x}\r\n{large}\r\n0\r\n\r\n").into())
+        }
+        _ => Act::Send(response(200, "", &large)),
+    });
+    let gateway = with_room_for_one_reply(&upstream);
+    let to = gateway.address;
+    assert_eq!(post(to, "order-stored-0000001", "{}", &[]).body.len(), LARGE);
+    // It is sent, and its client does not read it.
+    let mut lazy = Connection::open(to).expect("connected");
+    lazy.write(request(to, KEY, "{}", &[]).as_bytes()).expect("written");
+    assert_eq!(lazy.read_head().expect("head").status, 200);
+    for (key, body) in [("order-2-000000000001", "{}"), ("order-3-000000000001", "\"chunked\"")] {
+        let executed = post(to, key, body, &[]);
+        assert_eq!((executed.status, executed.header("onceward-outcome")), (200, Some("executed")));
+        assert!(executed.text() == expected, "all of it, as it came");
+        let retry = post(to, key, body, &[]);
+        assert_eq!(retry.summary(), "410 idempotency_reply_not_stored");
+    }
+    let replay = post(to, "order-stored-0000001", "{}", &[]);
+    assert_eq!((replay.status, replay.header("retry-after")), (503, Some("1")));
+    assert_eq!(upstream.count(), 4);
+    drop(lazy);
+    eventually("room again", || {
+        let replay = post(to, "order-stored-0000001", "{}", &[]);
+        (replay.is_replay() && replay.text() == expected).then_some(())
+    });
+    assert!(post(to, KEY, "{}", &[]).is_replay());
+    assert_eq!(upstream.count(), 4);
+}
+
+#[test]
+fn a_shadow_route_without_room_passes_its_requests_and_does_not_look() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let shadow = "[limits]\nbuffered_bytes = 20000\n[defaults]\nkey = \"shadow\"\n";
+    let gateway = Gateway::with(upstream.address, shadow);
+    let to = gateway.address;
+    let counted = || {
+        let metrics = get(gateway.admin, "/metrics").text().to_owned();
+        let name = "onceward_shadow_total{route=\"default\",would=\"execute\"} ";
+        let count = metrics.lines().find_map(|line| line.strip_prefix(name));
+        count.and_then(|count| count.parse::<u32>().ok()).expect("counted")
+    };
+    let mut slow = Connection::open(to).expect("connected");
+    let whole = request(to, KEY, &"x".repeat(15_000), &["Expect: 100-continue"]);
+    let (head, body) = whole.split_at(whole.len() - 15_000);
+    slow.write(head.as_bytes()).expect("written");
+    // It has its room when its body is wanted.
+    assert_eq!(slow.read_head().expect("consent").status, 100);
+    slow.write(&body.as_bytes()[1..]).expect("written");
+    assert_eq!(post(to, "order-0000000000000002", &"x".repeat(9_000), &[]).status, 200);
+    assert_eq!((counted(), upstream.count()), (0, 1));
+    slow.write(b"x").expect("written");
+    assert_eq!(slow.read_answer().expect("answer").status, 200);
+    assert_eq!(counted(), 1, "with room it looks");
+}
+
+#[test]
+fn the_rest_of_a_reply_that_is_too_large_has_to_keep_moving() {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let upstream = Upstream::start(move |_, _| {
+        let whole = response(200, "", &"y".repeat(4000));
+        Act::SendLater(whole[..3000].to_vec(), at_gate.clone(), whole[3000..].to_vec())
+    });
+    let limits = "[limits]\nstall_timeout = \"500ms\"\n[defaults]\nreply_bytes_max = 1000\n";
+    let gateway = Gateway::with(upstream.address, limits);
+    let said = until_closed(gateway.address, request(gateway.address, KEY, "{}", &[]).as_bytes());
+    assert!(said.starts_with("HTTP/1.1 200") && said.ends_with('y'), "its beginning came");
+    let retry = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!(retry.summary(), "410 idempotency_reply_not_stored");
+    assert_eq!(upstream.count(), 1);
+    gate.open();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::process::Output;
 
+use onceward_testbed::Postgres;
 use serde_json::Value;
 
 use crate::support::{ALICE, Act, Gate, Gateway, TOKEN, Upstream, binary, ok, post};
@@ -54,7 +55,9 @@ fn an_operator_works_through_unknown_records_at_a_terminal() {
     let by_key = ["keys", "show", "--scope", "anonymous", "--key", "order-0000000000000000"];
     assert!(done(&gateway, &by_key).contains("order-0000000000000000"));
     let why = ["--reason", "ticket 7", "--evidence", "the ledger"];
+    let fence = shown.lines().find_map(|line| line.strip_prefix("fence:")).expect("shown").trim();
     let resolve = ["keys", "resolve", id, "--completed", "--status", "201", "--body", "x"];
+    let resolve = [&resolve[..], &["--fence", fence]].concat();
     assert!(done(&gateway, &[&resolve[..], &why].concat()).contains("completed"));
     done(&gateway, &["keys", "void", id, "--reason", "ticket 8"]);
     // Many: first a plan, which changes nothing.
@@ -70,6 +73,100 @@ fn an_operator_works_through_unknown_records_at_a_terminal() {
     assert!(audit.contains("alice: ticket 7; evidence: the ledger"), "{audit}");
     assert!(done(&gateway, &["stats"]).contains("failed_retryable  3"));
     assert_eq!(done(&gateway, &["keys", "export"]).lines().count(), 4);
+}
+
+/// What stands for a record in the answers of an admin listener.
+fn record(fence: i64) -> Value {
+    let mut record = serde_json::json!({
+        "id": "v1.YQ.Yg", "state": "unknown", "generation": 3, "fence": fence, "attempts": 1,
+        "void": false,
+    });
+    for text in ["scope", "key", "attempt", "effects", "route", "method", "path", "created_at"] {
+        record[text] = "x".into();
+    }
+    for time in ["started_at", "lease_until", "expires_at"] {
+        record[time] = "2026-01-01T00:00:00Z".into();
+    }
+    record
+}
+
+#[test]
+fn a_command_decides_about_the_record_that_it_or_its_user_looked_at() {
+    // An admin listener whose record moves between the look and the decision.
+    let listener = Upstream::start(|_, seen| {
+        if seen.line.starts_with("GET") {
+            let shown = serde_json::json!({
+                "record": record(41), "timeline": [], "advice": "none"
+            });
+            return ok(&shown.to_string());
+        }
+        let problem = r#"{"code":"record_changed","detail":"The record has moved."}"#;
+        Act::Send(crate::support::response(409, "Connection: close\r\n", problem))
+    });
+    let why = ["--reason", "x"];
+    let known = ["--reason", "x", "--evidence", "x"];
+    for line in [
+        [&["keys", "void", "v1.YQ.Yg"][..], &why].concat(),
+        [&["keys", "release", "v1.YQ.Yg"][..], &known].concat(),
+        [&["keys", "resolve", "v1.YQ.Yg", "--not-executed"][..], &known].concat(),
+    ] {
+        for (fence, sent) in [(&[][..], 41), (&["--fence", "7"], 7)] {
+            let before = listener.count();
+            let mut command = binary();
+            command.args(&line).args(fence).env("ONCEWARD_ADMIN_TOKEN", TOKEN);
+            command.env("ONCEWARD_ADMIN", format!("http://{}", listener.address));
+            let ended = ended(command.output().expect("it ends"));
+            assert_eq!(ended.code, Some(1), "{line:?}: {}", ended.complained);
+            assert!(ended.complained.contains("record_changed"), "{}", ended.complained);
+            let seen = listener.seen();
+            assert_eq!(seen.len() - before, 2, "a look, and a decision that is not repeated");
+            let decision: Value = serde_json::from_slice(&seen[before + 1].body).expect("JSON");
+            let bound = (&decision["generation"], &decision["fence"]);
+            assert_eq!(bound, (&3.into(), &sent.into()), "{line:?}");
+        }
+    }
+    let many = ["keys", "void", "--filter", "state=completed", "--fence", "7", "--reason", "x"];
+    let many = ended(binary().args(many).output().expect("it ends"));
+    assert!(many.code == Some(1) && many.complained.contains("--fence"), "{}", many.complained);
+}
+
+#[test]
+fn a_plan_tells_records_apart_of_which_the_store_did_not_say() {
+    let mut postgres = Postgres::start();
+    let upstream = Upstream::start(|_, _| Act::SendAndClose(Vec::new(), Gate::default()));
+    let store = format!("[store]\nurl = \"{}\"\n{ALICE}", postgres.url("postgres"));
+    let gateway = Gateway::with(upstream.address, &store);
+    for number in 0..5 {
+        post(gateway.address, &format!("order-{number:016}"), "{}", &[]);
+    }
+    let plan = || {
+        let line = ["keys", "release", "--filter", "state=unknown", "-o", "json"];
+        let why = ["--reason", "ticket 7", "--evidence", "the ledger"];
+        let plan = done(&gateway, &[&line[..], &why].concat());
+        let plan: Value = serde_json::from_str(&plan).expect("JSON");
+        assert_eq!(plan["count"], 5);
+        format!("{}:{}", plan["plan"].as_str().expect("text"), plan["hash"].as_str().expect("text"))
+    };
+    let apply = |plan: &str| operate(&gateway, &["keys", "release", "--apply", plan, "-o", "json"]);
+    let doomed = plan();
+    postgres.kill_9();
+    let ended = apply(&doomed);
+    assert_eq!(ended.code, Some(1), "{}", ended.complained);
+    assert!(ended.complained.contains("5 records"), "{}", ended.complained);
+    let applied: Value = serde_json::from_str(&ended.said).expect("JSON");
+    assert_eq!((&applied["applied"], &applied["skipped"]), (&0.into(), &serde_json::json!([])));
+    let codes = applied["failed"].as_array().expect("failed").iter().map(|it| it["code"].as_str());
+    let codes: Vec<&str> = codes.map(|code| code.expect("a code")).collect();
+    assert_eq!(codes, [&["store_unavailable"; 3][..], &["not_tried"; 2]].concat());
+    postgres.start_again();
+    crate::support::eventually("a plan", || {
+        let listed = operate(&gateway, &["stats"]);
+        (listed.code == Some(0)).then_some(())
+    });
+    let ended = apply(&plan());
+    assert_eq!(ended.code, Some(0), "{}", ended.complained);
+    let applied: Value = serde_json::from_str(&ended.said).expect("JSON");
+    assert_eq!((&applied["applied"], &applied["failed"]), (&5.into(), &serde_json::json!([])));
 }
 
 #[test]

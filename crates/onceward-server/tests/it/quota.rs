@@ -2,14 +2,13 @@
 
 use std::thread;
 
-use crate::support::{Act, Gate, Gateway, Upstream, eventually, ok, post, response, send};
+use crate::support::{Act, Gate, Gateway, Upstream, eventually, get, ok, post, response};
 
 const KEY: &str = "order-0000000000000001";
 const OTHER: &str = "order-0000000000000002";
 
 fn metrics(gateway: &Gateway) -> String {
-    let get = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    send(gateway.admin, get).expect("answer").text().to_owned()
+    get(gateway.admin, "/metrics").text().to_owned()
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Act, Answer, Connection, Gate, Gateway, Upstream, ok, response, send};
+use crate::support::{Act, Answer, Connection, Gate, Gateway, Upstream, get, ok, response, send};
 
 const KEY: &str = "order-0000000000000001";
 
@@ -110,8 +110,7 @@ fn a_route_counts_under_its_own_name() {
     let upstream = Upstream::start(|_, _| ok("done"));
     let gateway = Gateway::with(upstream.address, "[[route]]\nmatch = \"POST /v1/**\"\n");
     ask(&gateway, "POST /v1/charges", Some(KEY), "");
-    let metrics = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    let metrics = send(gateway.admin, metrics).expect("answer");
+    let metrics = get(gateway.admin, "/metrics");
     for line in [
         "api_idempotency_reserve_created_total{route=\"POST /v1/**\"} 1",
         "api_idempotency_reserve_created_total{route=\"default\"} 0",
@@ -177,4 +176,136 @@ fn no_spelling_of_a_path_leads_past_protection() {
     assert_eq!(upstream.count(), 0);
     let hook = ask(&gateway, "POST /webhooks/bank/1", None, "");
     assert_eq!((hook.status, upstream.count()), (200, 1));
+}
+
+#[test]
+fn upper_and_lower_case_lead_neither_past_protection_nor_out_of_it() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = Gateway::with(
+        upstream.address,
+        "[defaults]\nkey = \"off\"\n[[route]]\nmatch = \"POST /v1/hooks\"\nkey = \"off\"\n\
+         [[route]]\nmatch = \"POST /v1/**\"\nkey = \"required\"\n\
+         [[route]]\nmatch = \"POST /API/Orders\"\nkey = \"required\"\n",
+    );
+    for path in
+        ["/v1/charges", "/V1/charges", "/%561/Charges", "/x/..;/V1/c", "/api/orders", "/API/ORDERS"]
+    {
+        let answer = ask(&gateway, &format!("POST {path}"), None, "");
+        assert_eq!(answer.summary(), "400 idempotency_key_missing", "{path}");
+    }
+    assert_eq!(upstream.count(), 0);
+    // What is off by name is off in its other spellings too, and so is what no route is about.
+    for path in ["/v1/hooks", "/V1/Hooks", "/other", "/Other"] {
+        assert_eq!(ask(&gateway, &format!("POST {path}"), None, "").status, 200, "{path}");
+    }
+    assert_eq!(outcome(&ask(&gateway, "POST /V1/charges", Some(KEY), "")), "executed");
+    let opposite = "[[route]]\nmatch = \"POST /hooks\"\nkey = \"off\"\n";
+    let gateway = Gateway::with(upstream.address, opposite);
+    let answer = ask(&gateway, "POST /HOOKS", None, "");
+    assert_eq!(answer.summary(), "400 idempotency_key_missing", "another path may be meant");
+    assert_eq!(ask(&gateway, "POST /hooks", None, "").status, 200);
+}
+
+/// A gateway with a header of every kind by which something is decided.
+fn deciding(upstream: &Upstream) -> Gateway {
+    Gateway::with(
+        upstream.address,
+        "[scope]\nfrom = \"header:X-Account\"\n[[route]]\nmatch = \"POST /v1/**\"\n\
+         fingerprint_headers = [\"X-Version\"]\nmax_request_age = \"1h\"\n\
+         max_request_age_header = \"X-Sent\"\n[[route]]\nmatch = \"POST /off\"\nkey = \"off\"\n",
+    )
+}
+
+fn sent_now() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    format!("X-Account: acme\r\nX-Sent: {}\r\n", now.as_secs())
+}
+
+#[test]
+fn connection_does_not_take_away_what_decides() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = deciding(&upstream);
+    for name in [
+        "Idempotency-Key",
+        "authorization",
+        "X-Account",
+        "X-VERSION",
+        "x-sent",
+        "Content-Length",
+        "Host",
+        "Onceward-Fence",
+        "x-http-method-override",
+        "close, keep-alive ,\tx-account",
+    ] {
+        for line in ["POST /v1/charges", "POST /off", "GET /v1/charges"] {
+            let more = format!("{}Connection: {name}\r\n", sent_now());
+            let answer = ask(&gateway, line, Some(KEY), &more);
+            assert_eq!(answer.summary(), "400 idempotency_request_ambiguous", "{line} {name}");
+        }
+    }
+    assert_eq!(upstream.count(), 0);
+    let more = format!("{}Connection: x-hop\r\nX-Hop: 1\r\n", sent_now());
+    assert_eq!(outcome(&ask(&gateway, "POST /v1/charges", Some(KEY), &more)), "executed");
+    assert_eq!(upstream.seen()[0].header("x-hop"), None);
+    assert_eq!(upstream.seen()[0].header("x-account"), Some("acme"));
+}
+
+#[test]
+fn a_header_that_looks_like_one_that_decides_does_not_reach_upstream() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = deciding(&upstream);
+    let alike = "X_Account: evil\r\nX_Version: 9\r\nIdempotency_Key: other\r\n\
+                 Onceward_Fence: 1\r\nX.Account: evil\r\nX_Mine: 1\r\n";
+    ask(&gateway, "POST /off", None, alike);
+    ask(&gateway, "POST /v1/charges", Some(KEY), &format!("{}{alike}", sent_now()));
+    assert_eq!(upstream.count(), 2);
+    for seen in upstream.seen() {
+        let names = seen.headers.iter().map(|(name, _)| name.as_str());
+        let names: Vec<&str> = names.filter(|name| name.contains(['_', '.'])).collect();
+        assert_eq!(names, ["x_mine"], "{}", seen.line);
+    }
+}
+
+#[test]
+fn an_override_of_the_method_is_a_part_of_what_is_asked() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = Gateway::before(upstream.address);
+    for (number, name) in
+        ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"].iter().enumerate()
+    {
+        let key = format!("{KEY}{number}");
+        let delete = format!("{name}: DELETE\r\n");
+        let line = "POST /charges";
+        assert_eq!(outcome(&ask(&gateway, line, Some(&key), "")), "executed");
+        let other = ask(&gateway, line, Some(&key), &delete);
+        let mismatch = "422 idempotency_key_reused_with_different_payload";
+        assert_eq!(other.summary(), mismatch, "{name}");
+        assert_eq!(outcome(&ask(&gateway, line, Some(&key), "")), "replayed");
+        let key = format!("{key}-delete");
+        assert_eq!(outcome(&ask(&gateway, line, Some(&key), &delete)), "executed");
+        assert_eq!(outcome(&ask(&gateway, line, Some(&key), &delete)), "replayed");
+    }
+    assert_eq!(upstream.seen()[1].header("x-http-method-override"), Some("DELETE"));
+}
+
+#[test]
+fn a_method_that_is_protected_does_not_hide_behind_one_that_is_not() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let off = "[[route]]\nmatch = \"POST /off\"\nkey = \"off\"\n";
+    let gateway = Gateway::with(upstream.address, off);
+    for line in ["GET /charges", "OPTIONS /charges", "PUT /charges", "DELETE /charges"] {
+        for hidden in
+            ["X-HTTP-Method-Override: POST", "x-http-method: patch", "X-Method-Override: a, Post"]
+        {
+            let answer = ask(&gateway, line, Some(KEY), &format!("{hidden}\r\n"));
+            assert_eq!(answer.status, 400, "{line} {hidden}");
+        }
+    }
+    assert_eq!(upstream.count(), 0);
+    // What is not protected either may ask for it.
+    for (line, hidden) in [("GET /charges", "GET"), ("GET /off", "POST"), ("PUT /x", "DELETE")] {
+        let answer = ask(&gateway, line, None, &format!("X-HTTP-Method-Override: {hidden}\r\n"));
+        assert_eq!(answer.status, 200, "{line} {hidden}");
+    }
+    assert_eq!(upstream.count(), 3);
 }

@@ -5,7 +5,7 @@ use std::thread;
 use serde_json::Value;
 
 use crate::support::{
-    ALICE, Act, Connection, Gate, Gateway, Upstream, admin, document, eventually, ok, post,
+    ALICE, Act, Connection, Gate, Gateway, Upstream, admin, document, eventually, get, ok, post,
     request, response, send,
 };
 
@@ -13,8 +13,7 @@ const SHADOW: &str = "[defaults]\nkey = \"shadow\"\n";
 const KEY: &str = "order-0000000000000001";
 
 fn metric(gateway: &Gateway, would: &str) -> String {
-    let metrics = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    let metrics = send(gateway.admin, metrics).expect("answer");
+    let metrics = get(gateway.admin, "/metrics");
     let name = format!("onceward_shadow_total{{route=\"default\",would=\"{would}\"}} ");
     let line = metrics.text().lines().find_map(|line| line.strip_prefix(&name));
     line.unwrap_or_else(|| panic!("{name} in\n{}", metrics.text())).to_owned()

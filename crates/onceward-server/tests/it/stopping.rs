@@ -1,8 +1,14 @@
 //! SIGTERM: nothing new, what runs is finished, exit 0.
 
-use std::{net::TcpStream, thread};
+use std::{
+    net::{TcpListener, TcpStream},
+    thread,
+};
 
-use crate::support::{Act, Gate, Gateway, Upstream, eventually, ok, post, response, send};
+use crate::support::{
+    Act, Connection, Gate, Gateway, Upstream, eventually, get, ok, post, request, response,
+    tls::Authority, until_not_ready,
+};
 
 #[test]
 fn an_idle_gateway_ends_at_once_with_0() {
@@ -27,19 +33,44 @@ fn a_request_that_runs_is_finished_before_the_end() {
     let running = thread::spawn(move || post(to, "order-0000000000000001", "{}", &[]));
     gate.reached_by(1);
     gateway.signal("TERM");
-    let admin = gateway.admin;
-    eventually("the end of readiness", || {
-        let ready = send(admin, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
-        (ready.status == 503).then_some(())
-    });
-    let alive = send(admin, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
-    assert_eq!(alive.status, 200, "it still lives");
+    until_not_ready(&gateway);
+    assert_eq!(get(gateway.admin, "/livez").status, 200, "it still lives");
     eventually("no new connections", || TcpStream::connect(to).is_err().then_some(()));
     gate.open();
     let answer = running.join().expect("no panic");
     assert_eq!((answer.status, answer.text()), (200, "done"));
     assert_eq!(gateway.exit_status().code(), Some(0));
     assert_eq!(upstream.count(), 1);
+}
+
+#[test]
+fn what_still_connects_at_the_end_of_the_drain_has_not_acted_and_a_retry_runs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let authority = Authority::new();
+    let store = format!(
+        "[store]\nurl = \"file:{}\"\n[defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n",
+        folder.path().join("x.db").display()
+    );
+    // It takes connections, and no handshake of TLS comes about.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("https://{}", silent.local_addr().expect("bound"));
+    let ca = authority.path("ca.crt");
+    let slow = format!("[upstream]\nca_file = \"{}\"\nconnect_timeout = \"2m\"\n", ca.display());
+    let mut gateway = Gateway::before_url(&url, &format!("{store}{slow}"));
+    let to = gateway.address;
+    let key = "order-0000000000000001";
+    let mut client = Connection::open(to).expect("connected");
+    client.write(request(to, key, "{}", &[]).as_bytes()).expect("written");
+    let _connecting = silent.accept().expect("a connection");
+    gateway.signal("TERM");
+    // The drain takes 25 s by design.
+    let answer = client.read_late_answer().expect("an answer");
+    assert_eq!(answer.summary(), "503 idempotency_store_unavailable");
+    assert_eq!(gateway.exit_status().code(), Some(0));
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let next = Gateway::with(upstream.address, &store);
+    assert_eq!(post(next.address, key, "{}", &[]).text(), "done");
+    assert_eq!(upstream.seen()[0].header("onceward-attempt"), Some("2"));
 }
 
 #[test]

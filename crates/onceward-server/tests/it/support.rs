@@ -9,7 +9,7 @@ mod schema;
 pub(crate) mod tls;
 mod upstream;
 
-pub(crate) use admin::{ALICE, TOKEN, admin, document, raw, refusal};
+pub(crate) use admin::{ALICE, TOKEN, admin, document, get, raw, refusal, until_not_ready};
 pub(crate) use client::{Answer, Connection, post, request, send};
 pub(crate) use gate::Gate;
 pub(crate) use gateway::{Gateway, binary};

@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{Act, Gate, Gateway, Upstream, eventually, ok, post, response};
+use crate::support::{
+    Act, Gate, Gateway, Upstream, eventually, ok, post, response,
+    tls::{self, Authority},
+};
 
 const KEY: &str = "order-0000000000000001";
 const UNKNOWN: &str = "409 idempotency_outcome_unknown";
@@ -149,6 +152,66 @@ fn a_connection_that_is_reset_in_the_middle_of_an_answer_is_unknown() {
     assert_eq!(first.summary(), "502 idempotency_outcome_unknown");
     assert_eq!(post(gateway.address, KEY, "{\"amount\":1}", &[]).summary(), UNKNOWN);
     assert_eq!(connections.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn an_answer_that_ends_with_its_connection_is_whole_if_that_was_closed_and_unknown_if_it_was_reset()
+{
+    for version in ["HTTP/1.1", "HTTP/1.0"] {
+        let answer = format!("{version} 200 OK\r\nContent-Type: text/plain\r\n\r\nhello");
+        let bytes = answer.clone();
+        let closing =
+            Upstream::start(move |_, _| Act::SendAndClose(bytes.clone().into(), Gate::default()));
+        let gateway = Gateway::before(closing.address);
+        let first = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((first.status, first.text()), (200, "hello"), "{version}");
+        let replay = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((replay.is_replay(), replay.text()), (true, "hello"), "{version}");
+        assert_eq!(closing.count(), 1);
+
+        let resetting = Upstream::of_connections(move |_, mut stream| {
+            let _ = stream.read_exact(&mut [0; 1]);
+            let _ = stream.write_all(answer.as_bytes());
+            // With unread bytes, which makes it a reset.
+            drop(stream);
+        });
+        let gateway = Gateway::before(resetting.address);
+        let first = post(gateway.address, KEY, "{\"amount\":1}", &[]);
+        assert_eq!(first.summary(), "502 idempotency_outcome_unknown", "{version}");
+        assert_eq!(post(gateway.address, KEY, "{\"amount\":1}", &[]).summary(), UNKNOWN);
+    }
+}
+
+#[test]
+fn under_tls_an_answer_that_ends_with_its_connection_is_whole_only_with_a_close_notify() {
+    let authority = Authority::new();
+    authority.issue("upstream");
+    for (notifies, expected, again) in
+        [(true, "200 -", "200 -"), (false, "502 idempotency_outcome_unknown", UNKNOWN)]
+    {
+        let server = authority.server("upstream", &["http/1.1"], false);
+        let upstream = Upstream::of_connections(move |_, stream| {
+            let Some(mut stream) = tls::accept(&server, stream) else { return };
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"{}") {
+                let mut some = [0; 1024];
+                let read = stream.read(&mut some).expect("a request");
+                asked.extend_from_slice(&some[..read]);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\nhello").expect("written");
+            if notifies {
+                stream.conn.send_close_notify();
+            }
+            stream.flush().expect("written");
+            let _ = stream.sock.shutdown(std::net::Shutdown::Write);
+        });
+        let settings =
+            format!("[upstream]\nca_file = \"{}\"\n", authority.path("ca.crt").display());
+        let gateway = Gateway::before_url(&format!("https://{}", upstream.address), &settings);
+        assert_eq!(post(gateway.address, KEY, "{}", &[]).summary(), expected);
+        let retry = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((retry.summary().as_str(), retry.is_replay()), (again, notifies));
+    }
 }
 
 #[test]

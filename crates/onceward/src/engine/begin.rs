@@ -280,7 +280,8 @@ impl Engine {
                 Ok(Ok(Reservation::Occupied { record, .. }))
                     if is_ours(&record, ask) && record.state == State::Unknown =>
                 {
-                    if self.give_back(&record).await {
+                    let Record { id, generation, fence, route, .. } = &*record;
+                    if self.give_back(id, *generation, *fence, route).await {
                         return;
                     }
                 }

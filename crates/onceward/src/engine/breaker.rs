@@ -14,9 +14,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
+use super::Engine;
 use crate::observe;
 
 /// So many requests have to give up in a row. Each of them repeated its call until its deadline, so
@@ -30,6 +31,25 @@ const PROBE_PAUSE_LONGEST: Duration = Duration::from_secs(2);
 /// A probe gives up after this. Together with the longest pause it bounds how long a store can be
 /// back unnoticed.
 pub(super) const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A probe that no request has made for so long is made without one.
+const PROBE_OVERDUE: Duration = Duration::from_secs(2);
+
+impl Engine {
+    /// Asks the store whether it is back, if the breaker is open and no request comes to find out: a
+    /// service that gets none while it is not ready would stay so for ever. To be called about once
+    /// a second.
+    ///
+    /// # Cancel safety
+    /// May be dropped; the next one asks.
+    pub async fn probe_store(&self) {
+        let Some(passage) = self.breaker.enter_overdue(self.clock.monotonic()) else { return };
+        match timeout(PROBE_TIME_MAX, self.store.ping()).await {
+            Ok(Ok(())) => self.breaker.answered(),
+            Ok(Err(_)) | Err(_) => passage.failed(self.clock.monotonic()),
+        }
+    }
+}
 
 /// What the breaker of an engine does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +106,22 @@ impl Breaker {
                 *probing = true;
                 Ok(passage(true))
             }
+        }
+    }
+
+    /// Lets a probe through that nobody has made in time.
+    fn enter_overdue(self: &Arc<Self>, now: Instant) -> Option<Passage> {
+        if !self.troubled.load(Ordering::Acquire) {
+            return None;
+        }
+        match &mut *self.state() {
+            State::Open { probe_at, probing, .. }
+                if !*probing && now >= *probe_at + PROBE_OVERDUE =>
+            {
+                *probing = true;
+                Some(Passage { breaker: Arc::clone(self), is_probe: true })
+            }
+            _ => None,
         }
     }
 
@@ -225,6 +261,21 @@ mod tests {
         drop(breaker.enter(now + seconds(1)).expect("a probe"));
         assert_eq!(breaker.shows(), BreakerState::Open);
         assert!(breaker.enter(now + seconds(1)).is_ok());
+    }
+
+    #[test]
+    fn a_probe_that_no_request_makes_is_made_without_one() {
+        let now = Instant::now();
+        assert!(Arc::new(Breaker::default()).enter_overdue(now).is_none(), "closed");
+        let breaker = open(now);
+        let due = now + PROBE_PAUSE_FIRST;
+        assert!(breaker.enter_overdue(due).is_none(), "a request may still come");
+        let probe = breaker.enter_overdue(due + PROBE_OVERDUE).expect("a probe");
+        assert!(breaker.enter_overdue(due + seconds(60)).is_none(), "one at a time");
+        probe.failed(due);
+        assert!(breaker.enter_overdue(due + PROBE_OVERDUE).is_none(), "the pause has grown");
+        let last = PROBE_PAUSE_LONGEST + PROBE_OVERDUE + PROBE_TIME_MAX + seconds(1);
+        assert!(last < seconds(10), "the promise of recovery, without a request");
     }
 
     #[test]

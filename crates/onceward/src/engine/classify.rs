@@ -89,6 +89,9 @@ pub(super) fn stopped<R>(stopped: Stopped, policy: &Policy, account: &Account) -
     if let Some(open) = &account.open_effect {
         return with_open_effect(open, account);
     }
+    if account.unsent {
+        return Outcome::never_begun(stopped.code(), Rejection::draining());
+    }
     broken_off(StatusCode::GATEWAY_TIMEOUT, stopped.code(), policy, account)
 }
 

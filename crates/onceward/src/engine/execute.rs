@@ -120,7 +120,11 @@ impl<R: Send + 'static> Call<'_, R> {
                         late = &mut handler => {
                             Some(classify::classify(late, policy, &operation.account()))
                         }
-                        () = engine.drain.over() => None,
+                        () = engine.drain.over() => {
+                            let unsent = operation.account().unsent;
+                            let why = Stopped::Drained.code();
+                            unsent.then(|| Outcome::never_begun(why, Rejection::draining()))
+                        }
                     }
                 };
                 let told = async {
@@ -202,7 +206,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 if !begun && is_ours_and_unknown(&record, lease) =>
             {
                 // Taken for lost before anything was sent, which we know better.
-                match (self.engine.give_back(&record).await, answer) {
+                match (self.give_back(lease).await, answer) {
                     (true, Err(rejection)) => self.reject(rejection),
                     _ => self.superseded(lease, Some(record)).await,
                 }
@@ -265,10 +269,23 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// The client was told that the outcome is unknown; now there is one.
     async fn finish_late(&self, lease: &Lease, outcome: Outcome<R>) {
-        if let Outcome::Completed { reply, .. } = outcome {
-            let write = Write::Complete(reply);
-            self.engine.persist_until_drain(lease, &write, self.admitted).await;
+        match outcome {
+            Outcome::Completed { reply, .. } => {
+                let write = Write::Complete(reply);
+                self.engine.persist_until_drain(lease, &write, self.admitted).await;
+            }
+            // Nothing was sent, which nobody knows better.
+            Outcome::NotExecuted { begun: false, .. } => {
+                self.give_back(lease).await;
+            }
+            // What is known late and is not the end of it is for the reconciler.
+            _ => {}
         }
+    }
+
+    async fn give_back(&self, lease: &Lease) -> bool {
+        let route = &self.admitted.policy.name;
+        self.engine.give_back(&lease.id, lease.generation, lease.fence, route).await
     }
 
     fn send_executed(&mut self, lease: &Lease, mut answer: Answer<R>) {

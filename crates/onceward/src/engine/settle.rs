@@ -9,7 +9,7 @@ use super::{
     begin::{PAUSE_LONGEST, timed_out},
 };
 use crate::{
-    record::{Lease, Record},
+    record::{Fence, Lease, RecordId},
     store::{Proof, Resolution, Resolve, StoreError, Write, Written},
 };
 
@@ -37,22 +37,28 @@ impl Engine {
 
     /// Resolves the outcome of an attempt of ours that was taken for lost before it did anything:
     /// about that, the attempt itself cannot be wrong. `false` when the store did not answer.
-    pub(super) async fn give_back(&self, record: &Record) -> bool {
+    pub(super) async fn give_back(
+        &self,
+        id: &RecordId,
+        generation: u32,
+        fence: Fence,
+        route: &str,
+    ) -> bool {
         let resolve = Resolve {
-            id: record.id.clone(),
-            generation: record.generation,
-            fence: record.fence,
+            id: id.clone(),
+            generation,
+            fence,
             resolution: Resolution::Release(Proof::Authoritative),
             reason: "the attempt says that it was never dispatched".into(),
         };
         let resolved = timeout(self.store_deadline, self.store.resolve(resolve)).await;
         match resolved.unwrap_or_else(|_| Err(timed_out())) {
             Ok(_) => {
-                self.waiters.wake(&record.id);
+                self.waiters.wake(id);
                 true
             }
             Err(error) => {
-                self.store_failed("resolve", &error, &record.route);
+                self.store_failed("resolve", &error, route);
                 false
             }
         }

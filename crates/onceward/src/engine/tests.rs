@@ -12,6 +12,7 @@ use crate::{
 mod classified;
 #[cfg(feature = "testing")]
 mod waiting;
+mod unsent;
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

@@ -23,6 +23,8 @@ pub(crate) struct Account {
     pub(crate) cut_short: bool,
     /// Something was committed in this generation.
     pub(crate) has_progress: bool,
+    /// The handler said that it has sent nothing to anybody so far.
+    pub(crate) unsent: bool,
     /// The steps that have a result, in this attempt.
     finished: BTreeSet<Box<str>>,
     at_work: Option<Step>,

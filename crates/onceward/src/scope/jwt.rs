@@ -88,10 +88,20 @@ impl JwtVerifier {
         }
         let token = decode::<Map<String, Value>>(token.trim(), &self.key, &self.validation)
             .map_err(|_| NoScope::Missing)?;
-        match token.claims.get(&self.claim) {
-            Some(Value::String(name)) => Scope::new(name.as_str()),
-            Some(Value::Number(number)) => Scope::new(number.to_string()),
-            _ => Err(NoScope::Missing),
+        let name = match token.claims.get(&self.claim) {
+            Some(Value::String(name)) if !name.is_empty() => name.clone(),
+            Some(Value::Number(number)) => number.to_string(),
+            _ => return Err(NoScope::Missing),
+        };
+        match token.claims.get("iss") {
+            Some(Value::String(issuer)) => Scope::new(format!("{}|{name}", escaped(issuer))),
+            None => Scope::new(escaped(&name)),
+            Some(_) => Err(NoScope::Missing),
         }
     }
+}
+
+/// Without the sign that stands between issuer and name.
+fn escaped(text: &str) -> String {
+    text.replace('%', "%25").replace('|', "%7C")
 }

@@ -144,8 +144,36 @@ mod jwt {
                 json!({ "sub": "acme", "exp": FAR_FUTURE, "aud": audience, "iss": issuer });
             bearer(&claims, SECRET)
         };
-        assert_eq!(read(&rule, &token("payments", "login")).as_deref(), Ok("acme"));
+        assert_eq!(read(&rule, &token("payments", "login")).as_deref(), Ok("login|acme"));
         assert_eq!(read(&rule, &token("billing", "login")), Err(NoScope::Missing));
         assert_eq!(read(&rule, &token("payments", "other")), Err(NoScope::Missing));
+    }
+
+    #[test]
+    fn two_issuers_with_the_same_name_do_not_share_a_scope() {
+        let scope = |claims: serde_json::Value| {
+            let mut claims = claims;
+            claims["exp"] = FAR_FUTURE.into();
+            read(&rule(), &bearer(&claims, SECRET))
+        };
+        let claims = [
+            json!({ "sub": "acme" }),
+            json!({ "sub": "acme", "iss": "one" }),
+            json!({ "sub": "acme", "iss": "two" }),
+            json!({ "sub": "two|acme" }),
+            json!({ "sub": "acme", "iss": "" }),
+            json!({ "sub": "two|acme", "iss": "a" }),
+            json!({ "sub": "acme", "iss": "a|two" }),
+            json!({ "sub": "acme", "iss": "a%7Ctwo" }),
+        ];
+        let scopes: std::collections::BTreeSet<String> =
+            claims.iter().map(|claims| scope(claims.clone()).expect("a scope")).collect();
+        assert_eq!(scopes.len(), claims.len(), "{scopes:?}");
+        let (one, other) = (json!({ "sub": "acme", "iss": "one", "jti": "1" }), claims[1].clone());
+        assert_eq!(scope(one), scope(other), "a refreshed token");
+        assert_eq!(scope(json!({ "sub": "acme", "iss": 7 })), Err(NoScope::Missing));
+        assert_eq!(scope(json!({ "sub": "", "iss": "one" })), Err(NoScope::Missing));
+        // A store of the time before would take every key for a new one.
+        assert_ne!(rule().identity(), rule().name());
     }
 }

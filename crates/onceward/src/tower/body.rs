@@ -32,6 +32,18 @@ pub trait Watch: Send + 'static {
     fn end(self: Box<Self>);
 }
 
+/// Bytes, and what is given back when they are gone.
+struct Holding<T> {
+    bytes: Bytes,
+    _held: T,
+}
+
+impl<T> AsRef<[u8]> for Holding<T> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 struct Watcher(Box<dyn Watch>);
 
 impl fmt::Debug for Watcher {
@@ -49,12 +61,21 @@ impl<B> Body<B> {
 
     /// A body that is passed on as it comes.
     pub fn streaming(body: B) -> Self {
-        Body { begun: None, rest: Some(body), trailers: None, watcher: None }
+        Body { rest: Some(body), ..Body::full(Bytes::new()) }
     }
 
     /// What was read already, then what is left.
     pub fn begun(begun: Bytes, rest: B) -> Self {
-        Body { begun: Some(begun), rest: Some(rest), trailers: None, watcher: None }
+        Body { begun: Some(begun), ..Body::streaming(rest) }
+    }
+
+    /// The same, and something that is kept for as long as somebody has the bytes that are in
+    /// memory: a server may have taken them all and sent none.
+    #[must_use]
+    pub fn holding(mut self, held: impl Send + 'static) -> Self {
+        let begun = self.begun.take();
+        self.begun = begun.map(|bytes| Bytes::from_owner(Holding { bytes, _held: held }));
+        self
     }
 
     /// All of it, and what comes after it.
@@ -173,6 +194,16 @@ mod tests {
         let passed = Body::watched(streamed(vec![Ok("a"), Ok("b")]), notes.clone());
         assert_eq!(passed.collect().await.expect("whole").to_bytes(), "ab");
         assert_eq!(notes.read(), "ab.");
+    }
+
+    #[tokio::test]
+    async fn what_a_body_holds_is_kept_until_its_bytes_are_gone() {
+        let held = Arc::new(());
+        let body = Body::<Full<Bytes>>::full("abc".into()).holding(Arc::clone(&held));
+        let bytes = body.collect().await.expect("whole").to_bytes();
+        assert_eq!((&*bytes, Arc::strong_count(&held)), (&b"abc"[..], 2));
+        drop(bytes);
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 
     #[tokio::test]

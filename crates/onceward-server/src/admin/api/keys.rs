@@ -31,15 +31,17 @@ pub(super) async fn audit(store: &dyn Store, query: AuditQuery) -> Result<AuditP
     Ok(AuditPageView { records: page.records.iter().map(AuditView::from).collect(), next })
 }
 
-/// The record of a handle, as it stands now.
-pub(super) async fn load(store: &dyn Store, handle: &str) -> Result<Record, Problem> {
-    let absent = || Problem::not_found("There is no record of this id.");
-    let id = RecordId::from_handle(handle).ok_or_else(absent)?;
-    store.load(&id).await?.ok_or_else(absent)
+/// What a handle stands for.
+pub(super) fn id_of(handle: &str) -> Result<RecordId, Problem> {
+    RecordId::from_handle(handle).ok_or_else(absent)
+}
+
+pub(super) fn absent() -> Problem {
+    Problem::not_found("There is no record of this id.")
 }
 
 pub(super) async fn show(store: &dyn Store, handle: &str) -> Result<KeyDetail, Problem> {
-    let record = load(store, handle).await?;
+    let record = store.load(&id_of(handle)?).await?.ok_or_else(absent)?;
     let audit = store.audit(&record.id).await?;
     Ok(KeyDetail {
         reply: record.reply.as_ref().map(ReplyView::from),

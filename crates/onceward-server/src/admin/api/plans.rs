@@ -8,6 +8,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::StatusCode;
 use onceward::{
     Store,
     clock::Timestamp,
@@ -30,6 +31,9 @@ const RECORDS_MAX: usize = 5_000;
 
 /// So many plans are remembered; the oldest is forgotten first.
 const PLANS_MAX: usize = 100;
+
+/// After so many failures of the store in a row, the rest of a plan is not tried.
+const FAILURES_MAX: u32 = 3;
 
 /// A plan can be applied for so long.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
@@ -117,17 +121,30 @@ impl Plans {
             None => format!("{}: {reason}", who.0).into(),
             Some(evidence) => format!("{}: {reason}; evidence: {}", who.0, evidence.source).into(),
         };
-        let mut applied = Applied { plan: name.to_owned(), applied: 0, skipped: Vec::new() };
+        let (skipped, failed) = (Vec::new(), Vec::new());
+        let mut applied = Applied { plan: name.to_owned(), applied: 0, skipped, failed };
+        let mut in_a_row = 0;
         for Bound { id, generation, fence } in plan.records {
             let handle = id.handle();
+            if in_a_row >= FAILURES_MAX {
+                applied.failed.push(Skipped { id: handle, code: "not_tried".to_owned() });
+                continue;
+            }
             let resolution = plan.resolution.clone();
             let reason = reason.clone();
             match resolve::apply(store, Resolve { id, generation, fence, resolution, reason }).await
             {
-                Ok(_) => applied.applied += 1,
+                Ok(_) => {
+                    applied.applied += 1;
+                    in_a_row = 0;
+                }
                 Err(problem) => {
-                    let code = problem.code().to_owned();
-                    applied.skipped.push(Skipped { id: handle, code });
+                    let it = Skipped { id: handle, code: problem.code().to_owned() };
+                    let of_the_store = problem.status == StatusCode::SERVICE_UNAVAILABLE;
+                    in_a_row = if of_the_store { in_a_row + 1 } else { 0 };
+                    let list =
+                        if of_the_store { &mut applied.failed } else { &mut applied.skipped };
+                    list.push(it);
                 }
             }
         }

@@ -58,18 +58,13 @@ pub(super) async fn void(
 async fn decide(
     store: &dyn Store,
     handle: &str,
-    looked_at: (Option<u32>, Option<i64>),
+    looked_at: (u32, i64),
     resolution: Resolution,
     reason: Box<str>,
 ) -> Result<Changed, Problem> {
-    let record = keys::load(store, handle).await?;
-    let resolve = Resolve {
-        generation: looked_at.0.unwrap_or(record.generation),
-        fence: looked_at.1.map_or(record.fence, Fence::from_stored),
-        id: record.id,
-        resolution,
-        reason,
-    };
+    let (generation, fence) = (looked_at.0, Fence::from_stored(looked_at.1));
+    let id = keys::id_of(handle)?;
+    let resolve = Resolve { id, generation, fence, resolution, reason };
     let record = apply(store, resolve).await?;
     Ok(Changed { record: KeyRecord::from(&record) })
 }
@@ -79,7 +74,7 @@ pub(super) async fn apply(store: &dyn Store, resolve: Resolve) -> Result<Record,
     let (generation, fence) = (resolve.generation, resolve.fence);
     match store.resolve(resolve).await? {
         Resolved::Applied(record) => Ok(*record),
-        Resolved::Absent => Err(Problem::not_found("There is no record of this id.")),
+        Resolved::Absent => Err(keys::absent()),
         Resolved::Refused(record) if (record.generation, record.fence) != (generation, fence) => {
             let detail = "The record has moved since it was looked at. Look again.";
             Err(Problem::conflict("record_changed", detail).with_state(record.state.name()))

@@ -275,11 +275,9 @@ pub(crate) struct ResolveRequest {
     )]
     pub(crate) reason: String,
     /// The generation that was looked at. If the record has another one, nothing happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) generation: Option<u32>,
+    pub(crate) generation: u32,
     /// The fence that was looked at. If the record has another one, nothing happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) fence: Option<i64>,
+    pub(crate) fence: i64,
     /// How it is known.
     pub(crate) evidence: Evidence,
 }
@@ -306,11 +304,9 @@ pub(crate) struct ReleaseRequest {
     )]
     pub(crate) reason: String,
     /// The generation that was looked at. If the record has another one, nothing happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) generation: Option<u32>,
+    pub(crate) generation: u32,
     /// The fence that was looked at. If the record has another one, nothing happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) fence: Option<i64>,
+    pub(crate) fence: i64,
     /// How it is known.
     pub(crate) evidence: Evidence,
 }
@@ -327,11 +323,9 @@ pub(crate) struct VoidRequest {
     )]
     pub(crate) reason: String,
     /// The generation that was looked at. If the record has another one, nothing happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) generation: Option<u32>,
+    pub(crate) generation: u32,
     /// The fence that was looked at. If the record has another one, nothing happens.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) fence: Option<i64>,
+    pub(crate) fence: i64,
 }
 
 /// How it is known what happened, or that nothing did.
@@ -461,6 +455,8 @@ pub(crate) struct Applied {
     pub(crate) applied: u32,
     /// Those that were not, each with why.
     pub(crate) skipped: Vec<Skipped>,
+    /// Those of which the store did not say: they may have been changed. Look at them again.
+    pub(crate) failed: Vec<Skipped>,
 }
 
 /// A record of a plan that was not changed.

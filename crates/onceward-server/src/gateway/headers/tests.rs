@@ -13,7 +13,11 @@ fn through(headers: &[(&str, &str)], peer: &str) -> HeaderMap {
 }
 
 fn rewrite() -> Rewrite {
-    Rewrite::new(TrustedProxies::default(), true)
+    Rewrite::new(
+        TrustedProxies::default(),
+        true,
+        Deciding(["x-account".parse().expect("a name")].into()),
+    )
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
@@ -137,15 +141,23 @@ fn a_name_with_underscores_does_not_speak_for_another() {
             ("idempotency_key", "1"),
             ("onceward_fence", "1"),
             ("x_account", "evil"),
-            ("x-account", "acme"),
+            ("x.account", "evil"),
+            ("x_http_method_override", "DELETE"),
+            ("transfer_encoding", "chunked"),
+            ("connection", "x-plan"),
+            ("x-plan", "basic"),
+            ("x_plan", "gold"),
             ("x_own_header", "stays"),
         ],
         "127.0.0.1",
     );
     let mut with: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
-    with.retain(|name| name.contains('_'));
+    with.retain(|name| name.contains(['_', '.']));
     assert_eq!(with, ["x_own_header"]);
-    assert_eq!(values(&headers, "x-account"), ["acme"]);
+    assert!(!headers.contains_key("x-account") && !headers.contains_key("x-plan"));
+    let both = through(&[("x_account", "evil"), ("x-account", "acme")], "127.0.0.1");
+    assert_eq!(values(&both, "x-account"), ["acme"]);
+    assert!(!both.contains_key("x_account"));
 }
 
 #[test]

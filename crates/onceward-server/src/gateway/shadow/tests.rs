@@ -1,7 +1,8 @@
 use http::{Method, Request};
+use http_body_util::Full;
 use onceward::{Key, Scope};
 
-use super::*;
+use super::{super::budget::Budget, *};
 use crate::{cli::ServeArgs, config::Config};
 
 /// A shadow route, and requests on it.
@@ -30,7 +31,8 @@ impl World {
         let scope = Scope::new("acme").expect("a scope");
         let id = RecordId { scope, key: Key::new(key).expect("a key") };
         let watched = Watched::new(&self.shadow, &self.route, &Arc::new(parts), id);
-        let mut passing = Box::new(watched.body());
+        let room = Budget::new(1).take(&Full::new(Bytes::new()), 1).expect("room");
+        let mut passing = Box::new(watched.body(room));
         passing.part(&Bytes::copy_from_slice(body.as_bytes()));
         passing.end();
         watched

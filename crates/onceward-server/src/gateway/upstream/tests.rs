@@ -134,7 +134,7 @@ async fn a_connection_is_used_again_only_when_its_answer_has_been_read() {
 
 async fn send(upstream: &Upstream<Pipes>, may_act: bool) -> Result<Response<Incoming>, Failure> {
     let (parts, ()) = Request::post("/charges").body(()).expect("valid").into_parts();
-    upstream.send(parts, Body::full(Bytes::from_static(b"{}")), || may_act).await
+    upstream.send(parts, Body::full(Bytes::from_static(b"{}")), &may_act).await
 }
 
 async fn answered(response: Result<Response<Incoming>, Failure>) -> String {

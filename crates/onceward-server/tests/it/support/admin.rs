@@ -1,6 +1,8 @@
+use std::net::SocketAddr;
+
 use serde_json::Value;
 
-use super::{Answer, Connection, Gateway};
+use super::{Answer, Connection, Gateway, eventually, send};
 
 /// The token of `alice`, in gateways that were started with [`ALICE`].
 pub(crate) const TOKEN: &str = "token-of-alice-0123456789";
@@ -33,6 +35,19 @@ pub(crate) fn raw(
     let mut connection = Connection::open(gateway.admin).expect("a connection");
     connection.write(&[head.as_bytes(), body].concat()).expect("sent");
     connection.read_answer().expect("an answer")
+}
+
+/// What the admin listener answers to whoever has no token.
+pub(crate) fn get(admin: SocketAddr, path: &str) -> Answer {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
+    send(admin, &request).expect("an answer")
+}
+
+/// Waits until the gateway says that it takes nothing any more.
+pub(crate) fn until_not_ready(gateway: &Gateway) {
+    eventually("the end of readiness", || {
+        (get(gateway.admin, "/readyz").status == 503).then_some(())
+    });
 }
 
 /// The document of an answer that is not a refusal.

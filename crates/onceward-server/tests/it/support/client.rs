@@ -100,6 +100,12 @@ impl Connection {
         Ok(answer)
     }
 
+    /// A whole answer, of a process that first takes its time to stop.
+    pub(crate) fn read_late_answer(&mut self) -> io::Result<Answer> {
+        self.0.get_ref().set_read_timeout(Some(LONGEST * 2))?;
+        self.read_answer()
+    }
+
     /// One chunk of a chunked body; `false` for the last.
     pub(crate) fn read_chunk(&mut self, body: &mut Vec<u8>) -> io::Result<bool> {
         let length = usize::from_str_radix(&self.read_line()?, 16);

@@ -53,6 +53,18 @@ fn method_path_and_query_matter() {
 }
 
 #[test]
+fn an_override_of_the_method_matters_where_it_is_sent() {
+    let of = |headers: &[(&str, &str)]| Recipe::canonical().fingerprint(&post(headers), b"{}");
+    let names = ["x-http-method", "x-http-method-override", "x-method-override"];
+    let [first, second, third] = names.map(|name| of(&[(name, "DELETE")]));
+    assert_all_differ(&[of(&[]), first, second, third, of(&[("x-method-override", "PUT")])]);
+    // Chosen by name it is there once, and without one nothing changes.
+    let chosen = || Recipe::canonical().with_headers([HeaderName::from_static(names[0])]);
+    assert_eq!(chosen().fingerprint(&post(&[(names[0], "DELETE")]), b"{}"), first);
+    assert_ne!(chosen().fingerprint(&post(&[]), b"{}"), of(&[]));
+}
+
+#[test]
 fn host_and_scheme_do_not_matter() {
     // A gateway sees both forms of the same request.
     assert_eq!(of_line("POST", "/a?b"), of_line("POST", "http://example.com/a?b"));
