@@ -120,11 +120,7 @@ impl<R: Send + 'static> Call<'_, R> {
                         late = &mut handler => {
                             Some(classify::classify(late, policy, &operation.account()))
                         }
-                        () = engine.drain.over() => {
-                            let unsent = operation.account().unsent;
-                            let why = Stopped::Drained.code();
-                            unsent.then(|| Outcome::never_begun(why, Rejection::draining()))
-                        }
+                        () = engine.drain.over() => None,
                     }
                 };
                 let told = async {
@@ -269,17 +265,9 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// The client was told that the outcome is unknown; now there is one.
     async fn finish_late(&self, lease: &Lease, outcome: Outcome<R>) {
-        match outcome {
-            Outcome::Completed { reply, .. } => {
-                let write = Write::Complete(reply);
-                self.engine.persist_until_drain(lease, &write, self.admitted).await;
-            }
-            // Nothing was sent, which nobody knows better.
-            Outcome::NotExecuted { begun: false, .. } => {
-                self.give_back(lease).await;
-            }
-            // What is known late and is not the end of it is for the reconciler.
-            _ => {}
+        if let Outcome::Completed { reply, .. } = outcome {
+            let write = Write::Complete(reply);
+            self.engine.persist_until_drain(lease, &write, self.admitted).await;
         }
     }
 
