@@ -106,12 +106,13 @@ impl<R: Send + 'static> Call<'_, R> {
                 let outcome = classify::classify(ended, policy, &operation.account());
                 self.finish(&lease, outcome).await;
             }
-            Err(stopped @ Stopped::Drained) => {
+            // A handler that has sent nothing has nothing to wait for either.
+            Err(stopped) if stopped == Stopped::Drained || operation.account().unsent => {
                 drop(handler);
                 let outcome = classify::stopped(stopped, policy, &operation.account());
                 self.finish(&lease, outcome).await;
             }
-            Err(stopped @ Stopped::MaxExecution) => {
+            Err(stopped) => {
                 // The handler goes on, also while the client is told. If it answers after all, its
                 // reply is still the truth.
                 let late = async {

@@ -32,7 +32,7 @@ impl Handler for Sends {
 }
 
 fn engine() -> Arc<Engine> {
-    let policy = Policy::required();
+    let policy = Policy::required().max_execution(seconds(30)).expect("long enough");
     let settings = Settings { scope: ScopeRule::anonymous(), ..Settings::default() };
     Arc::new(Engine::new(Arc::new(MemoryStore::new()), policy.into(), settings))
 }
@@ -49,6 +49,17 @@ async fn run(engine: &Arc<Engine>, handler: Sends) -> (StatusCode, State) {
     running.await;
     let record = engine.store().load(&id).await.expect("loaded").expect("a record");
     (answer.await.expect("answered").status(), record.state)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_sent_nothing_when_its_time_is_over_is_released() {
+    for (told, status, state) in [
+        (Told::NotSent, StatusCode::BAD_GATEWAY, State::FailedRetryable),
+        (Told::Sent, StatusCode::GATEWAY_TIMEOUT, State::Unknown),
+        (Told::Nothing, StatusCode::GATEWAY_TIMEOUT, State::Unknown),
+    ] {
+        assert_eq!(run(&engine(), Sends(told)).await, (status, state));
+    }
 }
 
 #[tokio::test(start_paused = true)]
