@@ -69,16 +69,15 @@ pub(super) fn classify<R>(
         // A handler that panicked may have acted before it did.
         Err(_panic) => broken_off(StatusCode::BAD_GATEWAY, "handler_panicked", policy, account),
         Ok(Execution::NoFullAnswer { status, why }) => broken_off(status, why, policy, account),
-        Ok(Execution::NeverSent { why }) => {
-            let rejection = Rejection::new(
-                Code::UpstreamUnreachable,
-                "The service did not take the connection, so that nothing was executed. Retry with \
-                 the same key.",
-            );
-            Outcome::never_begun(why, rejection.with_retry_after(Duration::from_secs(1)))
-        }
+        Ok(Execution::NeverSent { why }) => Outcome::never_begun(why, unreachable()),
         Ok(Execution::Answered(parts, body)) => answered(parts, body, policy, account),
     }
+}
+
+fn unreachable() -> Rejection {
+    let detail = "The service did not take the connection, so that nothing was executed. Retry with \
+                  the same key.";
+    Rejection::new(Code::UpstreamUnreachable, detail).with_retry_after(Duration::from_secs(1))
 }
 
 /// What it means that a handler was stopped, and dropped.
@@ -90,7 +89,11 @@ pub(super) fn stopped<R>(stopped: Stopped, policy: &Policy, account: &Account) -
         return with_open_effect(open, account);
     }
     if account.unsent {
-        return Outcome::never_begun(stopped.code(), Rejection::draining());
+        let rejection = match stopped {
+            Stopped::MaxExecution => unreachable(),
+            Stopped::Drained => Rejection::draining(),
+        };
+        return Outcome::never_begun(stopped.code(), rejection);
     }
     broken_off(StatusCode::GATEWAY_TIMEOUT, stopped.code(), policy, account)
 }

@@ -106,12 +106,13 @@ impl<R: Send + 'static> Call<'_, R> {
                 let outcome = classify::classify(ended, policy, &operation.account());
                 self.finish(&lease, outcome).await;
             }
-            Err(stopped @ Stopped::Drained) => {
+            // A handler that has sent nothing has nothing to wait for either.
+            Err(stopped) if stopped == Stopped::Drained || operation.account().unsent => {
                 drop(handler);
                 let outcome = classify::stopped(stopped, policy, &operation.account());
                 self.finish(&lease, outcome).await;
             }
-            Err(stopped @ Stopped::MaxExecution) => {
+            Err(stopped) => {
                 // The handler goes on, also while the client is told. If it answers after all, its
                 // reply is still the truth.
                 let late = async {
@@ -120,11 +121,7 @@ impl<R: Send + 'static> Call<'_, R> {
                         late = &mut handler => {
                             Some(classify::classify(late, policy, &operation.account()))
                         }
-                        () = engine.drain.over() => {
-                            let unsent = operation.account().unsent;
-                            let why = Stopped::Drained.code();
-                            unsent.then(|| Outcome::never_begun(why, Rejection::draining()))
-                        }
+                        () = engine.drain.over() => None,
                     }
                 };
                 let told = async {
@@ -269,17 +266,9 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// The client was told that the outcome is unknown; now there is one.
     async fn finish_late(&self, lease: &Lease, outcome: Outcome<R>) {
-        match outcome {
-            Outcome::Completed { reply, .. } => {
-                let write = Write::Complete(reply);
-                self.engine.persist_until_drain(lease, &write, self.admitted).await;
-            }
-            // Nothing was sent, which nobody knows better.
-            Outcome::NotExecuted { begun: false, .. } => {
-                self.give_back(lease).await;
-            }
-            // What is known late and is not the end of it is for the reconciler.
-            _ => {}
+        if let Outcome::Completed { reply, .. } = outcome {
+            let write = Write::Complete(reply);
+            self.engine.persist_until_drain(lease, &write, self.admitted).await;
         }
     }
 
