@@ -17,6 +17,7 @@ use crate::{
         StoredRequest,
     },
     reply::Reply,
+    scope::Scope,
 };
 
 mod error;
@@ -28,6 +29,7 @@ mod memory;
 mod postgres;
 #[cfg(feature = "postgres")]
 mod request;
+mod scope_key;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
@@ -36,6 +38,7 @@ use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
+pub use scope_key::{SCOPE_WIDE, ScopeKey};
 #[cfg(all(feature = "sqlite", feature = "testing"))]
 pub(crate) use sqlite::fuzz_record;
 #[cfg(feature = "sqlite")]
@@ -141,6 +144,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Replaces the remembered identity settings: an operator's decision.
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()>;
+
+    /// The data keys that this scope has and had, the oldest first. If none of those it has is wrapped
+    /// by the same key as the proposed one, the proposed one is added, in the same step. See
+    /// [`ScopeKey`].
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>>;
+
+    /// Forgets the data keys that this scope has, and keeps their ids. Tells how many there were, and
+    /// leaves an audit record for each.
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32>;
 
     /// How transactions of the user's own take part, if the records live where they can. A store
     /// around another one answers with that one's.

@@ -48,6 +48,7 @@ async fn a_record_has_a_column_for_each_of_its_facts() {
         "replies.body bytea",
         "replies.schema_version text",
         "audit_records.reason text not null",
+        "scope_keys.wrapped bytea",
         "outbox.payload bytea not null",
     ] {
         assert!(columns.iter().any(|there| there == column), "no {column} in {columns:?}");
