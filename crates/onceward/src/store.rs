@@ -22,14 +22,17 @@ use crate::{
 
 mod error;
 pub mod list;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "encryption"))]
 mod headers;
+pub(crate) mod mark;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "encryption"))]
 mod request;
 mod scope_key;
+#[cfg(feature = "encryption")]
+mod sealed;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
@@ -39,6 +42,8 @@ pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
 pub use scope_key::{SCOPE_WIDE, ScopeKey};
+#[cfg(feature = "encryption")]
+pub use sealed::{KeyRing, KeyRingError, RingKey, SealedDatabase, SealedStore};
 #[cfg(all(feature = "sqlite", feature = "testing"))]
 pub(crate) use sqlite::fuzz_record;
 #[cfg(feature = "sqlite")]
@@ -176,6 +181,9 @@ pub enum Database {
     /// The database of a [`PgStore`].
     #[cfg(feature = "postgres")]
     Postgres(PgDatabase),
+    /// The database of the store in a [`SealedStore`].
+    #[cfg(feature = "encryption")]
+    Sealed(SealedDatabase),
 }
 
 /// Everything `reserve` needs to know.
