@@ -47,6 +47,10 @@ pub struct SealedStore {
 
 /// The database of a [`SealedStore`], for transactions of the user's own in it.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    not(any(feature = "sqlite", feature = "postgres")),
+    expect(dead_code, reason = "only transactions use it")
+)]
 pub struct SealedDatabase {
     pub(crate) inner: Box<Database>,
     pub(crate) seals: Seals,
