@@ -1,6 +1,6 @@
 //! Services on a sealed store: what clients get, and what is in the file.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use http::StatusCode;
 use onceward::{
@@ -184,13 +184,10 @@ async fn a_hashed_key_is_found_by_its_client_and_by_the_address_it_was_told() {
         },
     );
     let first = service.spawn_charge(KEY);
-    let in_flight = loop {
-        let answer = service.charge(KEY).await;
-        if service.runs() == 1 {
-            break answer;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+    while service.runs() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let in_flight = service.charge(KEY).await;
     assert_eq!(in_flight.says(), says(409, "key_in_progress"));
     assert!(service.record(KEY).await.is_none(), "no store knows the key itself");
     let ask = async |path: &str| {

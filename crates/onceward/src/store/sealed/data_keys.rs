@@ -25,8 +25,11 @@ const REMEMBERED_MAX: usize = 10_000;
 
 pub(super) struct DataKeys {
     ring: RwLock<Arc<KeyRing>>,
-    remembered: Mutex<HashMap<Scope, (Instant, Arc<[DataKey]>)>>,
+    remembered: Mutex<Remembered>,
 }
+
+/// The data keys of scopes, and when they were read.
+type Remembered = HashMap<Scope, (Instant, Arc<[DataKey]>)>;
 
 /// One data key, as far as this process can use it.
 pub(super) struct DataKey {
@@ -63,7 +66,7 @@ impl DataKeys {
         self.lock().remove(scope);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Scope, (Instant, Arc<[DataKey]>)>> {
+    fn lock(&self) -> MutexGuard<'_, Remembered> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

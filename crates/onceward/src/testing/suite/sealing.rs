@@ -28,11 +28,11 @@ async fn keys(on: &Harness, of: &Scope, proposed: Option<ScopeKey>) -> Vec<Scope
 pub async fn the_first_data_key_of_a_scope_stands(on: Harness) {
     let acme = scope("acme");
     assert_eq!(keys(&on, &acme, None).await, []);
-    let first = proposed(1, "2026");
-    assert_eq!(keys(&on, &acme, Some(first.clone())).await, [first.clone()]);
-    assert_eq!(keys(&on, &acme, Some(proposed(2, "2026"))).await, [first.clone()]);
-    assert_eq!(keys(&on, &acme, Some(first.clone())).await, [first.clone()], "repeated");
-    assert_eq!(keys(&on, &acme, None).await, [first]);
+    let first = [proposed(1, "2026")];
+    assert_eq!(keys(&on, &acme, Some(proposed(1, "2026"))).await, first);
+    assert_eq!(keys(&on, &acme, Some(proposed(2, "2026"))).await, first);
+    assert_eq!(keys(&on, &acme, Some(proposed(1, "2026"))).await, first, "repeated");
+    assert_eq!(keys(&on, &acme, None).await, first);
 }
 
 /// Beside those that are there.
