@@ -388,6 +388,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("interleaving", include_str!("suite/interleaving.rs")),
         ("cancelling", include_str!("suite/cancelling.rs")),
         ("listing", include_str!("suite/listing.rs")),
+        ("sealing", include_str!("suite/sealing.rs")),
         ("agreeing", include_str!("suite/agreeing.rs")),
     ];
     let declared = list.lines().filter(|line| line.starts_with("pub mod ")).count();
