@@ -92,8 +92,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Uses a store that was written under another scope rule, key syntax or fingerprint key. Keys
-    /// of before will look new.
+    /// Uses a store that was written under another scope rule, key syntax, fingerprint key or
+    /// privacy.hash_keys. Keys of before will look new.
     #[arg(long)]
     pub(crate) accept_identity_change: bool,
 }
@@ -123,7 +123,9 @@ impl LogFormat {
         let logs = fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self {
             LogFormat::Text => logs.with_ansi(false).init(),
-            LogFormat::Json => logs.json().init(),
+            LogFormat::Json => {
+                logs.json().flatten_event(true).with_span_list(false).init();
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::cli::{Cli, Output};
 mod bulk; // many records: a plan, and its application
 mod client; // the admin API, from outside
 mod keys; // one record, and lists
+mod privacy; // keys for sealing, and erasing
 mod routes; // routes audit
 mod table; // for people
 
@@ -37,6 +38,9 @@ pub(crate) enum Operate {
     /// Counts records by state.
     #[command(after_help = STATS_EXAMPLES)]
     Stats(keys::StatsArgs),
+    /// Keys for sealing stored replies, and erasing those of one scope.
+    #[command(subcommand, after_help = PRIVACY_EXAMPLES)]
+    Privacy(privacy::Privacy),
     /// Prints the OpenAPI document of the admin API.
     Openapi,
     /// Prints what a shell needs to complete commands.
@@ -86,6 +90,7 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
         Operate::Unknown(command) => keys::unknown(command).await,
         Operate::Audit(args) => keys::audit(args).await,
         Operate::Stats(args) => keys::stats(args).await,
+        Operate::Privacy(command) => privacy::run(command).await,
         Operate::Openapi => print_json(&crate::admin::api::document()).map(|()| ExitCode::SUCCESS),
         Operate::Completions { shell } => {
             complete(shell);
@@ -148,6 +153,12 @@ const AUDIT_EXAMPLES: &str = "\
 Examples:
   onceward audit
   onceward audit --event voided --from 2026-01-01T00:00:00Z -o json";
+
+const PRIVACY_EXAMPLES: &str = "\
+Examples:
+  onceward privacy new-key > /etc/onceward/seal-2026-11
+  onceward privacy erase --scope acme --reason 'ticket 9'
+  onceward privacy erase --scope acme --reason 'ticket 9' --apply";
 
 const STATS_EXAMPLES: &str = "\
 Examples:

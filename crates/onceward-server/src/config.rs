@@ -20,6 +20,7 @@ mod admin; // [admin]
 mod cidr; // networks
 pub(crate) mod duration; // 60s
 mod file; // the TOML file as it is written
+mod privacy; // [privacy]
 mod policy; // what a section says about requests, made a policy
 mod quota; // [quota]
 mod route; // [[route]]: which rules hold for a request
@@ -32,6 +33,7 @@ pub(crate) use admin::AdminSettings;
 pub(crate) use cidr::Cidr;
 pub(crate) use file::File;
 pub(crate) use policy::ON_5XX;
+pub(crate) use privacy::Privacy;
 pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
 pub(crate) use scope::TokenRules;
 use secret::Text;
@@ -62,6 +64,8 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     /// What one scope may ask for.
     pub(crate) quota: onceward::Limits,
+    /// What stores may see.
+    pub(crate) privacy: Privacy,
 }
 
 /// Where records are kept.
@@ -139,6 +143,7 @@ impl Config {
             to_upstream: transport::upstream(&file.upstream, &upstream)?,
             limits: transport::limits(&file.limits)?,
             quota: quota::quota(&file.quota)?,
+            privacy: privacy::resolve(&file.privacy, &routes)?,
             upstream,
             listen,
             admin,

@@ -19,6 +19,7 @@ use hyper::body::Incoming;
 use onceward::{
     Engine, Rejection,
     engine::{Admitted, STATUS_PATH},
+    observe,
     reply::ONCEWARD_OUTCOME,
     tower::{Body, Consent, early, run_detached, take_body},
 };
@@ -151,6 +152,8 @@ impl Gateway {
             Err(rejection) => return setup.refuse(route, &parts, body, rejection).await,
         };
         let Some(room) = self.budget.take(&body, policy.request_cap()) else {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            observe::refused(policy.rules().name, status, "unavailable");
             return early(parts.version, body, Consent::of(&parts), busy()).await;
         };
         let taken = take_body(engine, policy, &parts, body, Some(self.body_time_max)).await;
@@ -268,7 +271,7 @@ impl Answer for Gateway {
 
 fn check_age(parts: &Parts, route: &Route, admitted: &Admitted) -> Result<(), Rejection> {
     match &route.max_age {
-        Some(max_age) => max_age.check(&parts.headers, &admitted.id().key, SystemTime::now()),
+        Some(max_age) => max_age.check(&parts.headers, admitted.client_key(), SystemTime::now()),
         None => Ok(()),
     }
 }

@@ -78,7 +78,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> Result<Running> {
-        let store = OpenStore::open(&config.store).await?;
+        let store = OpenStore::open(&config.store, config.privacy.ring.as_ref()).await?;
         let routes = config.routes.protected()?;
         let engine = Engine::new(Arc::clone(&store.store), routes, settings(config));
         let engine = Arc::new(engine);
@@ -89,7 +89,8 @@ impl Running {
         let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
         let (access, admin_token) = config.admin_settings.access();
         let shadow = Arc::clone(gateway.shadow());
-        let api = Api::new(Arc::clone(&store.store), access, traffic.clone(), shadow);
+        let lookup_key = config.privacy.lookup_key.clone();
+        let api = Api::new(Arc::clone(&store.store), lookup_key, access, traffic.clone(), shadow);
         let admin = Admin::new(Arc::clone(&engine), metrics, api);
         tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
@@ -137,6 +138,11 @@ impl Running {
             ("[tls]", config.tls != self.config.tls),
             ("[limits]", config.limits != self.config.limits),
             ("[admin]", config.admin_settings != self.config.admin_settings),
+            ("privacy.hash_keys", config.privacy.lookup_key != self.config.privacy.lookup_key),
+            (
+                "sealing (privacy.keys) on or off",
+                config.privacy.ring.is_some() != self.config.privacy.ring.is_some(),
+            ),
         ];
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect();
@@ -151,6 +157,10 @@ impl Running {
         let setup = set_up(&config, Arc::clone(&engine), self.traffic.clone())?;
         if let Some(certificate) = &self.certificate {
             certificate.reload()?;
+        }
+        if config.privacy.ring != self.config.privacy.ring {
+            self.store.set_ring(config.privacy.ring.as_ref());
+            info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
         self.gateway.set_up(setup);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
@@ -197,6 +207,7 @@ fn settings(config: &Config) -> Settings {
     Settings {
         scope: config.scope.clone(),
         key_rules: config.key_rules.clone(),
+        lookup_key: config.privacy.lookup_key.clone(),
         problem_base: config.problem_base.clone(),
         limits: config.quota,
         ..Settings::default()
@@ -256,9 +267,9 @@ async fn check_identity(engine: &Engine, store: &dyn Store, accept_change: bool)
             accepted.context("the store cannot be written")
         }
         IdentityCheck::Different => bail!(
-            "this store was written under another scope rule, key syntax or fingerprint key, so \
-             that every key would look new and run again; go back to the old settings, or start \
-             with --accept-identity-change"
+            "this store was written under another scope rule, key syntax, fingerprint key or \
+             privacy.hash_keys, so that every key would look new and run again; go back to the old \
+             settings, or start with --accept-identity-change"
         ),
     }
 }

@@ -3,13 +3,17 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use onceward::{MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore, Store};
+use onceward::{
+    KeyRing, MemoryStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore, Store,
+};
 
 use crate::config::StoreUrl;
 
 /// An open store.
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
+    /// The same, if what it keeps is sealed.
+    sealed: Option<Arc<SealedStore>>,
     kind: Kind,
 }
 
@@ -21,14 +25,30 @@ enum Kind {
 }
 
 impl OpenStore {
-    /// Opens what the URL names.
-    pub(crate) async fn open(url: &StoreUrl) -> Result<OpenStore> {
-        match url {
-            StoreUrl::Memory => {
-                Ok(OpenStore { store: Arc::new(MemoryStore::new()), kind: Kind::Memory })
+    /// Opens what the URL names. With a ring, what is kept in it is sealed.
+    pub(crate) async fn open(url: &StoreUrl, ring: Option<&KeyRing>) -> Result<OpenStore> {
+        let open = match url {
+            StoreUrl::Memory => Self::of(Arc::new(MemoryStore::new()), Kind::Memory),
+            StoreUrl::File(path) => Self::open_file(path).await?,
+            StoreUrl::Postgres(url) => Self::connect(url).await?,
+        };
+        Ok(match ring {
+            Some(ring) => {
+                let sealed = Arc::new(SealedStore::new(open.store, ring.clone()));
+                OpenStore { store: Arc::clone(&sealed) as _, sealed: Some(sealed), ..open }
             }
-            StoreUrl::File(path) => Self::open_file(path).await,
-            StoreUrl::Postgres(url) => Self::connect(url).await,
+            None => open,
+        })
+    }
+
+    fn of(store: Arc<dyn Store>, kind: Kind) -> OpenStore {
+        OpenStore { store, sealed: None, kind }
+    }
+
+    /// Rotates the keys of a sealed store.
+    pub(crate) fn set_ring(&self, ring: Option<&KeyRing>) {
+        if let (Some(sealed), Some(ring)) = (&self.sealed, ring) {
+            sealed.set_ring(ring.clone());
         }
     }
 
@@ -36,13 +56,13 @@ impl OpenStore {
         let file = SqliteStore::open(SqliteOptions::new(path)).await;
         let file = file.with_context(|| format!("the store file:{}", path.display()))?;
         let file = Arc::new(file);
-        Ok(OpenStore { store: Arc::clone(&file) as Arc<dyn Store>, kind: Kind::File(file) })
+        Ok(Self::of(Arc::clone(&file) as Arc<dyn Store>, Kind::File(file)))
     }
 
     async fn connect(url: &str) -> Result<OpenStore> {
         let store = PgStore::connect(PgOptions::new(url)).await;
         let store = Arc::new(store.context("the PostgreSQL store")?);
-        Ok(OpenStore { store: Arc::clone(&store) as Arc<dyn Store>, kind: Kind::Postgres(store) })
+        Ok(Self::of(Arc::clone(&store) as Arc<dyn Store>, Kind::Postgres(store)))
     }
 
     /// Leaves the store in a clean state. Nothing may be using it any more.

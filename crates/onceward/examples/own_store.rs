@@ -9,13 +9,13 @@ use std::{
 };
 
 use onceward::{
-    Store,
+    Scope, Store,
     clock::{Clock, SystemClock},
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-        Resolved, Resumable, StoreFuture, Swept, Write, Written,
+        Resolved, Resumable, ScopeKey, StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -34,6 +34,7 @@ struct Inside {
     steps: BTreeMap<RecordId, Vec<SavedStep>>,
     audit: Vec<AuditRecord>,
     identity: Option<Identity>,
+    scope_keys: BTreeMap<Scope, Vec<ScopeKey>>,
 }
 
 impl Inside {
@@ -229,6 +230,38 @@ impl Store for OneLockStore {
 
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
         self.locked(move |inside| inside.identity = Some(identity.clone()))
+    }
+
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        self.locked(move |inside| {
+            let keys = inside.scope_keys.entry(scope.clone()).or_default();
+            let same = |key: &&ScopeKey, new: &ScopeKey| key.wrapped_by == new.wrapped_by;
+            if let Some(new) = proposed
+                && keys.iter().filter(|key| same(key, &new)).all(|key| !key.stands())
+            {
+                keys.push(new);
+            }
+            keys.clone()
+        })
+    }
+
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        self.locked(move |inside| {
+            let Inside { scope_keys, audit, .. } = inside;
+            let keys = scope_keys.get_mut(scope).into_iter().flatten();
+            let mut dropped = 0;
+            for key in keys.filter(|key| key.stands()) {
+                key.wrapped = None;
+                dropped += 1;
+                let now = self.clock.now();
+                audit.push(AuditRecord::erased(scope.clone(), key.id, reason, now));
+            }
+            dropped
+        })
     }
 }
 

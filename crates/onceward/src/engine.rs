@@ -26,7 +26,7 @@ use tracing::{Instrument as _, field, info_span};
 
 use crate::{
     clock::{Clock, SystemClock},
-    key::KeyRules,
+    key::{Key, KeyRules, LookupKey},
     machine::{Decision, Refusal},
     observe,
     operation::{Operation, sealed_id},
@@ -53,6 +53,7 @@ mod status;
 mod superseded;
 mod wait;
 
+use answer::{Line, outcome_of};
 use begin::{Begun, Terms};
 use breaker::Breaker;
 pub use breaker::BreakerState;
@@ -72,6 +73,7 @@ pub struct Engine {
     clock: Arc<dyn Clock>,
     scope: ScopeRule,
     key_rules: KeyRules,
+    lookup_key: Option<LookupKey>,
     routes: Routes,
     problem_base: Option<Box<str>>,
     store_deadline: Duration,
@@ -94,6 +96,9 @@ pub struct Settings {
     pub scope: ScopeRule,
     /// How keys may be written.
     pub key_rules: KeyRules,
+    /// With it, stores see no key but its HMAC. Part of the identity: under another one every key
+    /// looks new.
+    pub lookup_key: Option<LookupKey>,
     /// Where error codes are described: the code is appended. URNs without one.
     pub problem_base: Option<Box<str>>,
     /// How long a store call is repeated before the caller is told.
@@ -109,6 +114,7 @@ impl Default for Settings {
         Settings {
             scope: ScopeRule::authorization(),
             key_rules: KeyRules::default(),
+            lookup_key: None,
             problem_base: None,
             store_deadline: Duration::from_secs(5),
             limits: Limits::OFF,
@@ -121,6 +127,8 @@ impl Default for Settings {
 #[derive(Clone, Debug)]
 pub struct Admitted {
     id: RecordId,
+    /// What the client sent.
+    key: Key,
     policy: Arc<Policy>,
     wait: Option<Duration>,
     /// What is answered where the key is free, instead of running.
@@ -135,9 +143,14 @@ impl Admitted {
         Admitted { unless_known: Some(otherwise), ..self }
     }
 
-    /// Whose request it is, and under which key.
+    /// Whose request it is, and under which key, as stores know it.
     pub fn id(&self) -> &RecordId {
         &self.id
+    }
+
+    /// The key that the client sent. With [`Settings::lookup_key`] no store knows it.
+    pub fn client_key(&self) -> &Key {
+        &self.key
     }
 }
 
@@ -191,6 +204,7 @@ impl Engine {
             clock: settings.clock,
             scope: settings.scope,
             key_rules: settings.key_rules,
+            lookup_key: settings.lookup_key,
             problem_base: settings.problem_base,
             store_deadline: settings.store_deadline,
             waiters: Arc::default(),
@@ -222,7 +236,13 @@ impl Engine {
     /// request is run: while they differ, every request is answered 503.
     pub fn identity(&self) -> Identity {
         let key_ids = self.routes.policies().filter_map(|policy| policy.recipe.key_id());
-        Identity::new(self.scope.identity(), "onceward-key/1", key_ids)
+        match &self.lookup_key {
+            None => Identity::new(self.scope.identity(), "onceward-key/1", key_ids),
+            Some(lookup) => {
+                let hashed = format!("onceward-key/1 hmac {}", lookup.id());
+                Identity::new(self.scope.identity(), &hashed, key_ids)
+            }
+        }
     }
 
     /// The store.
@@ -257,11 +277,17 @@ impl Engine {
         let scope = self.scope.read(parts).map_err(Rejection::no_scope)?;
         let key = key.map_err(Rejection::key_invalid)?.ok_or_else(Rejection::key_missing)?;
         Ok(Some(Admitted {
-            id: RecordId { scope, key },
+            id: RecordId { scope, key: self.stored_key(&key) },
+            key,
             policy: Arc::clone(policy),
             wait: wait::asked_for(&parts.headers, policy),
             unless_known: None,
         }))
+    }
+
+    /// The key of a client, as stores know it.
+    fn stored_key(&self, key: &Key) -> Key {
+        self.lookup_key.as_ref().map_or_else(|| key.clone(), |lookup| lookup.stored(key))
     }
 
     /// Runs an admitted request to its end. To be spawned: the answer comes through the channel,
@@ -289,15 +315,21 @@ impl Engine {
         let running = self.drain.enter();
         let ask = self.ask(&admitted, &parts, &body);
         drop(body);
-        let limits = &self.limits;
+        let (limits, line) = (&self.limits, Line::new("decision", &self));
         let answer = Some(answer);
-        let call = Call { engine: &self, admitted: &admitted, ask: &ask, limits, answer };
+        let call = Call { engine: &self, admitted: &admitted, ask: &ask, limits, answer, line };
         call.lead(handler).instrument(span).await;
         drop(running);
     }
 
-    /// The response for a rejection.
+    /// The response for a request that was rejected before it was run. Logged as a decision.
     pub fn reject(&self, rejection: Rejection, policy: &Policy) -> Response<Bytes> {
+        let response = self.rejected(rejection, policy);
+        observe::refused(&policy.name, response.status(), outcome_of(response.headers()));
+        response
+    }
+
+    fn rejected(&self, rejection: Rejection, policy: &Policy) -> Response<Bytes> {
         rejection.into_response(self.problem_base.as_deref(), policy.profile)
     }
 
@@ -319,6 +351,7 @@ struct Call<'a, R> {
     ask: &'a Ask,
     limits: &'a Limits,
     answer: Option<oneshot::Sender<Answer<R>>>,
+    line: Line,
 }
 
 impl<R: Send + 'static> Call<'_, R> {
@@ -356,6 +389,7 @@ impl<R: Send + 'static> Call<'_, R> {
         // What is large is boxed: the task is moved as a whole, for replays too.
         match begun {
             Begun::Decided(Decision::Execute(lease), deadline, place) => {
+                self.line.granted(&lease);
                 Box::pin(self.execute(lease, deadline, handler)).await;
                 drop(place);
             }
@@ -367,7 +401,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 }
             }
             Begun::Decided(Decision::Replay { reply, expires_at, generation }, ..) => {
-                self.send(reply.replay(expires_at, generation));
+                self.replay(reply, expires_at, generation);
             }
             Begun::Decided(Decision::Refuse(refusal), ..) => match &self.admitted.unless_known {
                 Some(otherwise) if refusal == Refusal::NotTaken => self.reject(otherwise.clone()),

@@ -11,6 +11,9 @@ use std::{fmt, sync::Arc};
 use http::{HeaderMap, HeaderName, header::HeaderValue};
 use sha2::{Digest, Sha256};
 
+mod lookup;
+pub use lookup::{LookupKey, LookupKeyTooShort};
+
 /// The header field that carries the key.
 pub static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 

@@ -34,7 +34,7 @@ pub mod testing; // the store suite, and tools to force faults and interleavings
 
 pub use engine::{Engine, Limits, Rate, Settings};
 pub use fingerprint::Recipe;
-pub use key::{Key, KeyRules};
+pub use key::{Key, KeyRules, LookupKey};
 pub use operation::Operation;
 pub use outbox::{Message, OutboxStore, Relay, Sink};
 pub use phase::{Effect, EffectError, StepError};
@@ -44,6 +44,8 @@ pub use record::Effects;
 pub use rejection::Rejection;
 pub use reply::Reply;
 pub use scope::{Scope, ScopeRule};
+#[cfg(feature = "encryption")]
+pub use store::{KeyRing, RingKey, SealedStore};
 pub use store::{MemoryStore, Store};
 #[cfg(feature = "postgres")]
 pub use store::{PgOptions, PgStore};

@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use http::StatusCode;
 use metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
+use tracing::info;
 
 /// The twelve counters that every Onceward process has from its start.
 pub const COUNTERS: [(&str, &str); 12] = [
@@ -104,6 +106,44 @@ pub(crate) fn expired_run_again(route: &str) {
 pub(crate) fn operation_took(route: &str, duration: Duration) {
     histogram!(OPERATION_DURATION, "route" => route.to_owned()).record(duration.as_secs_f64());
 }
+
+/// One decision about a request, as it is logged: no key, no scope, nothing of the request or reply.
+pub(crate) struct Decided<'a> {
+    pub(crate) what: &'static str,
+    pub(crate) route: &'a str,
+    pub(crate) key_digest: &'a str,
+    pub(crate) status: StatusCode,
+    pub(crate) outcome: &'a str,
+    pub(crate) duration: Duration,
+    pub(crate) attempt: Option<u32>,
+    pub(crate) generation: Option<u32>,
+}
+
+/// Logs the one line of a request that was run, under the target `onceward::decision`.
+pub(crate) fn decided(decided: &Decided<'_>) {
+    info!(
+        target: DECISION,
+        parent: None,
+        route = decided.route,
+        outcome = decided.outcome,
+        status = decided.status.as_u16(),
+        duration_ms = decided.duration.as_micros() as f64 / 1000.0,
+        attempt = decided.attempt,
+        generation = decided.generation,
+        key.digest = decided.key_digest,
+        "{}",
+        decided.what
+    );
+}
+
+/// Logs the one line of a request that was refused before it could be run.
+pub fn refused(route: &str, status: StatusCode, outcome: &str) {
+    let status = status.as_u16();
+    info!(target: DECISION, parent: None, route, outcome, status, "decision");
+}
+
+/// Where decisions are logged.
+pub const DECISION: &str = "onceward::decision";
 
 /// The counters of the outbox, for each sink.
 pub const OUTBOX_COUNTERS: [(&str, &str); 6] = [

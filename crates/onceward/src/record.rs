@@ -356,17 +356,20 @@ pub enum AuditEvent {
     Released,
     /// A stored reply was withdrawn.
     Voided,
+    /// The data keys of the whole scope were dropped: nothing that was sealed for it opens any more.
+    Erased,
 }
 
 impl AuditEvent {
     /// All events.
-    pub const ALL: [AuditEvent; 6] = [
+    pub const ALL: [AuditEvent; 7] = [
         AuditEvent::LeaseExpired,
         AuditEvent::LateCompletion,
         AuditEvent::SupersededResult,
         AuditEvent::ResolvedCompleted,
         AuditEvent::Released,
         AuditEvent::Voided,
+        AuditEvent::Erased,
     ];
 
     /// The name under which the event is stored and shown.
@@ -378,6 +381,7 @@ impl AuditEvent {
             AuditEvent::ResolvedCompleted => "resolved_completed",
             AuditEvent::Released => "released",
             AuditEvent::Voided => "voided",
+            AuditEvent::Erased => "erased",
         }
     }
 

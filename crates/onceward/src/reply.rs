@@ -202,13 +202,14 @@ pub fn describe_schema(headers: &mut HeaderMap, schema_version: Option<&str>) {
 }
 
 /// Headers with which we speak to clients: from a handler they would be taken for our word.
-const OURS: [&str; 6] = [
+const OURS: [&str; 7] = [
     "idempotent-replayed",
     "idempotency-expires",
     "idempotency-generation",
     "onceward-outcome",
     "onceward-schema-version",
     "onceward-executed",
+    "onceward-sealed",
 ];
 
 /// Takes our own headers out of a handler's answer; they are said anew on each.

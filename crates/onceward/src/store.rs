@@ -17,17 +17,22 @@ use crate::{
         StoredRequest,
     },
     reply::Reply,
+    scope::Scope,
 };
 
 mod error;
 pub mod list;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "encryption"))]
 mod headers;
+pub(crate) mod mark;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "encryption"))]
 mod request;
+mod scope_key;
+#[cfg(feature = "encryption")]
+mod sealed;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
@@ -36,6 +41,9 @@ use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
+pub use scope_key::{SCOPE_WIDE, ScopeKey};
+#[cfg(feature = "encryption")]
+pub use sealed::{KeyRing, KeyRingError, RingKey, SealedDatabase, SealedStore};
 #[cfg(all(feature = "sqlite", feature = "testing"))]
 pub(crate) use sqlite::fuzz_record;
 #[cfg(feature = "sqlite")]
@@ -142,6 +150,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Replaces the remembered identity settings: an operator's decision.
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()>;
 
+    /// The data keys that this scope has and had, the oldest first. If none of those it has is wrapped
+    /// by the same key as the proposed one, the proposed one is added, in the same step. See
+    /// [`ScopeKey`].
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>>;
+
+    /// Forgets the data keys that this scope has, and keeps their ids. Tells how many there were, and
+    /// leaves an audit record for each.
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32>;
+
     /// How transactions of the user's own take part, if the records live where they can. A store
     /// around another one answers with that one's.
     fn database(&self) -> Option<Database> {
@@ -160,6 +181,9 @@ pub enum Database {
     /// The database of a [`PgStore`].
     #[cfg(feature = "postgres")]
     Postgres(PgDatabase),
+    /// The database of the store in a [`SealedStore`].
+    #[cfg(feature = "encryption")]
+    Sealed(SealedDatabase),
 }
 
 /// Everything `reserve` needs to know.

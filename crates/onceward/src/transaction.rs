@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod phase; // a step of a phased operation
+pub(crate) mod sealing; // the same, sealed where the store is
 
 /// A connection that may be in a transaction which records take part in.
 pub trait Transactional: sealed::Connection {}
@@ -99,6 +100,12 @@ pub(crate) mod sealed {
 }
 
 use sealed::NotWritten;
+
+impl From<StoreError> for NotWritten {
+    fn from(error: StoreError) -> Self {
+        NotWritten::Store(error)
+    }
+}
 
 /// Why a transaction did not complete its operation.
 #[derive(Debug, thiserror::Error)]
@@ -195,7 +202,8 @@ impl Operation {
         let lease = self.lease().ok_or(TransactionError::LeaseOver)?;
         // From here on only the store knows.
         self.account().completed = true;
-        let written = tx.complete(&database, &lease, self.as_kept(reply.clone())).await;
+        let kept = self.as_kept(reply.clone());
+        let written = sealing::complete(tx, &database, &lease, kept).await;
         match written.map_err(Failure::from)? {
             Written::Applied => Ok(()),
             Written::AlreadyMine(Some(stored)) if stored == self.as_kept(reply) => Ok(()),
@@ -312,7 +320,7 @@ impl Operation {
         database: &Database,
         ask: &Ask,
     ) -> Result<(), TransactionError> {
-        let reservation = match tx.reserve_in(database, ask).await {
+        let reservation = match sealing::reserve(tx, database, ask).await {
             Ok(reservation) => reservation,
             Err(NotWritten::Locked) => return Err(self.taken(Taken::Locked)),
             Err(other) => return Err(Failure::from(other).into()),

@@ -7,9 +7,11 @@ use std::{future::pending, sync::Arc, time::Duration};
 use onceward::{
     machine,
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    scope::Scope,
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-        Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept,
+        Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -243,5 +245,18 @@ impl Store for NodeStore {
 
     fn accept_identity<'a>(&'a self, _: &'a Identity) -> StoreFuture<'a, ()> {
         Box::pin(async { Ok(()) })
+    }
+
+    // Nothing is sealed in the worlds: the engine does not know of it.
+    fn scope_keys<'a>(
+        &'a self,
+        _: &'a Scope,
+        _: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
+    }
+
+    fn drop_scope_keys<'a>(&'a self, _: &'a Scope, _: &'a str) -> StoreFuture<'a, u32> {
+        Box::pin(async { Ok(0) })
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use onceward::Store;
+use onceward::{Key, LookupKey, Store, record::RecordId};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::access::{Access, Who};
 use crate::{gateway::Shadow, traffic::Traffic};
 
+mod erase; // what was sealed for one scope
 mod keys; // list, show, export, audit, stats
 mod openapi; // the document
 mod plans; // many at once: first a plan
@@ -26,10 +27,11 @@ pub(crate) mod types; // what goes over the wire
 pub(crate) use openapi::document;
 use plans::Plans;
 pub(crate) use problem::Problem;
-use query::{FILTER, Parameters};
+use query::{FILTER, Filter, Parameters};
 use types::{
-    Applied, ApplyRequest, AuditPageView, Changed, KeyDetail, KeyPage, PlanRequest, PlanView,
-    ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest,
+    Applied, ApplyRequest, AuditPageView, Changed, ErasureRequest, ErasureView, KeyDetail, KeyPage,
+    PlanRequest, PlanView, ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView,
+    VoidRequest,
 };
 
 /// The body of an answer: whole, or a stream.
@@ -49,6 +51,8 @@ pub(crate) struct Api(Arc<Inner>);
 
 struct Inner {
     store: Arc<dyn Store>,
+    /// Keys are stored as their HMAC.
+    lookup_key: Option<LookupKey>,
     access: Access,
     plans: Plans,
     traffic: Traffic,
@@ -82,6 +86,7 @@ enum Operation {
     Audit,
     Traffic,
     Shadow,
+    Erase,
     Document,
 }
 
@@ -119,7 +124,7 @@ const fn post(
     Endpoint { method, path, operation, summary, parameters: &[], request, answer: (JSON, answer) }
 }
 
-static ENDPOINTS: [Endpoint; 13] = [
+static ENDPOINTS: [Endpoint; 14] = [
     get("/keys", Operation::ListKeys, "Lists records", &LIST, (JSON, "KeyPage")),
     get("/keys/{}", Operation::ShowKey, "Shows a record and its past", &[], (JSON, "KeyDetail")),
     post(
@@ -174,17 +179,43 @@ static ENDPOINTS: [Endpoint; 13] = [
         &[],
         (JSON, "ShadowView"),
     ),
+    post(
+        "/erasures",
+        Operation::Erase,
+        "Erases what was sealed for a scope; without a hash it only says what that would be",
+        "ErasureRequest",
+        "ErasureView",
+    ),
     get("/openapi.json", Operation::Document, "This document", &[], (JSON, "")),
 ];
 
 impl Api {
     pub(crate) fn new(
         store: Arc<dyn Store>,
+        lookup_key: Option<LookupKey>,
         access: Access,
         traffic: Traffic,
         shadow: Arc<Shadow>,
     ) -> Self {
-        Api(Arc::new(Inner { store, access, plans: Plans::default(), traffic, shadow }))
+        let plans = Plans::default();
+        Api(Arc::new(Inner { store, lookup_key, access, plans, traffic, shadow }))
+    }
+
+    /// The handle of a record, whichever form of its key it was made of.
+    fn stored_handle(&self, handle: String) -> String {
+        let id = RecordId::from_handle(&handle);
+        let (Some(lookup), Some(mut id)) = (&self.0.lookup_key, id) else { return handle };
+        id.key = lookup.stored_unless_it_is(&id.key);
+        id.handle()
+    }
+
+    /// The same filter, by the key as it is stored.
+    fn stored_filter(&self, mut filter: Filter) -> Filter {
+        let key = filter.key.as_deref().and_then(|key| Key::new(key).ok());
+        if let (Some(lookup), Some(key)) = (&self.0.lookup_key, key) {
+            filter.key = Some(lookup.stored_unless_it_is(&key).as_str().to_owned());
+        }
+        filter
     }
 
     /// Whether this path is ours.
@@ -231,7 +262,7 @@ impl Api {
             return Err(Problem::method_not_allowed(allowed.collect::<Vec<_>>().join(", ")));
         };
         let parameters = Parameters::read(parts.uri.query(), endpoint.parameters)?;
-        let id = id.unwrap_or_default().to_owned();
+        let id = self.stored_handle(id.unwrap_or_default().to_owned());
         self.run(endpoint, id, parameters, who, &parts, body).await
     }
 
@@ -247,10 +278,13 @@ impl Api {
         let api = self.clone();
         let store = &*self.0.store;
         match endpoint.operation {
-            Operation::ListKeys => json(&keys::list(store, parameters.query()?).await?),
+            Operation::ListKeys => {
+                let query = parameters.query(self.stored_filter(parameters.filter()))?;
+                json(&keys::list(store, query).await?)
+            }
             Operation::ShowKey => json(&keys::show(store, &id).await?),
             Operation::Export => {
-                let query = parameters.filter().query()?;
+                let query = self.stored_filter(parameters.filter()).query()?;
                 Ok(keys::export(Arc::clone(&self.0.store), query))
             }
             Operation::Stats => json(&StatsView::from(store.stats().await?)),
@@ -273,8 +307,13 @@ impl Api {
                 detached(async move { resolve::void(&*api.0.store, &id, asked, &who).await }).await
             }
             Operation::MakePlan => {
-                let asked: PlanRequest = read(parts, body).await?;
+                let mut asked: PlanRequest = read(parts, body).await?;
+                asked.filter = self.stored_filter(asked.filter);
                 json(&self.0.plans.make(store, asked).await?)
+            }
+            Operation::Erase => {
+                let asked: ErasureRequest = read(parts, body).await?;
+                detached(async move { erase::erase(&*api.0.store, asked, &who).await }).await
             }
             Operation::ApplyPlan => {
                 let asked: ApplyRequest = read(parts, body).await?;

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{quota, secret::Text, suggest, transport};
+use super::{privacy, quota, secret::Text, suggest, transport};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -55,6 +55,9 @@ pub(crate) struct File {
     /// What one scope may ask for.
     #[serde(default)]
     pub(crate) quota: quota::QuotaFile,
+    /// What stores may see.
+    #[serde(default)]
+    pub(crate) privacy: privacy::PrivacyFile,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -39,6 +39,10 @@ pub(super) fn json(config: &Config) -> Value {
         "scope": config.scope.name(),
         "key_min_len": config.key_rules.len_min,
         "key_max_len": config.key_rules.len_max,
+        "kept": {
+            "keys": if config.privacy.lookup_key.is_some() { "hmac" } else { "plain" },
+            "replies": if config.privacy.ring.is_some() { "encrypted" } else { "plain" },
+        },
         "routes": routes.collect::<Vec<Value>>(),
     })
 }
@@ -53,6 +57,7 @@ pub(super) fn markdown(config: &Config) -> String {
     );
     text.push_str(&key(config));
     text.push_str(&replay());
+    text.push_str(&kept(config));
     text.push_str("## Which requests\n\n");
     for route in config.routes.all() {
         text.push_str(&of_route(route));
@@ -103,6 +108,27 @@ fn replay() -> String {
      | `Onceward-Outcome` | `executed`, `replayed`, `conflict`, `mismatch`, `unknown`, ... |\n\
      | `Retry-After` | how many seconds to wait before the next attempt |\n\n"
         .to_owned()
+}
+
+fn kept(config: &Config) -> String {
+    let key = match config.privacy.lookup_key {
+        Some(_) => "a digest of it that needs a secret (HMAC); the key itself is not stored",
+        None => "as it was sent",
+    };
+    let reply = match config.privacy.ring {
+        Some(_) => "encrypted, with a key for each account",
+        None => "as it was sent",
+    };
+    format!(
+        "## What is kept\n\n\
+         | what | how |\n| --- | --- |\n\
+         | your key | {key} |\n\
+         | headers and body of the reply | {reply} |\n\
+         | the body of the request | not kept, only a digest of it; where an operation runs in \
+         phases, like a reply until it ends |\n\
+         | method, path without query, status, times | as they were |\n\
+         | credentials, cookies | never |\n\n"
+    )
 }
 
 fn of_route(route: &Route) -> String {

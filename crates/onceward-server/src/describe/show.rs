@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::table::columns;
 use crate::config::{
-    AdminSettings, Config, KeyPair, Limits, ON_5XX, Route, StoreUrl, UpstreamSettings,
+    AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, Route, StoreUrl, UpstreamSettings,
 };
 
 /// Settings by their name in the file, in its order.
@@ -56,6 +56,7 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
         ("limits", limits(&config.limits)),
         ("admin", admin(&config.admin_settings)),
         ("quota", quota(&config.quota)),
+        ("privacy", privacy(&config.privacy)),
     ]
 }
 
@@ -111,6 +112,13 @@ fn quota(limits: &onceward::Limits) -> Settings {
         ("active", json!(limits.active)),
         ("lookups_per_second", json!(lookups.map(|(per_second, _)| per_second))),
     ]
+}
+
+fn privacy(privacy: &Privacy) -> Settings {
+    let masked = |id: &str| json!({ "id": id, "secret": MASKED });
+    let keys: Vec<Value> = privacy.ring_ids().into_iter().map(masked).collect();
+    let hashed = privacy.lookup_key.as_ref().map(|_| MASKED);
+    vec![("keys", json!(keys)), ("hash_keys", json!(hashed))]
 }
 
 fn key(rules: &KeyRules) -> Settings {

@@ -174,3 +174,27 @@ fn a_gateway_without_a_file_survives_the_signal() {
     eventually("a word", || gateway.log().contains("there is no file").then_some(()));
     assert_eq!(post(gateway.address, KEY, "{}", &[]).text(), "done");
 }
+
+#[test]
+fn keys_of_the_ring_are_rotated_and_sealing_is_not_switched_by_a_reload() {
+    let key = |id: &str, secret: &str| format!("{{ id = \"{id}\", secret = \"{secret}\" }}");
+    let old = key("old", "YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=");
+    let new = key("new", "YmJiYmJiYmJiYmJiYmJiYmJiYmJiYmJiYmJiYmJiYmI=");
+    let sealing = |keys: &[&str]| format!("[privacy]\nkeys = [{}]\n", keys.join(", "));
+    let world = World::new(Upstream::start(|_, _| ok("done")), &sealing(&[&old]));
+    let send = |key: &str| post(world.gateway.address, key, "{}", &[]);
+    send(KEY);
+    world.reload(&sealing(&[&new, &old]), "was reloaded");
+    assert!(send(KEY).is_replay());
+    send("order-0000000000000002");
+    world.reload(&sealing(&[&new]), "was reloaded");
+    assert_eq!(send(KEY).summary(), "503 idempotency_store_unavailable");
+    assert!(send("order-0000000000000002").is_replay());
+    world.reload(&sealing(&[&old, &new]), "was reloaded");
+    assert!(send(KEY).is_replay(), "an old key can be put back");
+    for refused in ["", "[privacy]\nhash_keys = \"a secret of some length\"\n"] {
+        world.reload(refused, "not reloaded");
+        assert!(send(KEY).is_replay());
+    }
+    assert_eq!(world.upstream.count(), 2);
+}

@@ -1,10 +1,19 @@
 //! Answering: at most once per request, and only here.
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
+use tokio::time::Instant;
+use tracing::error;
 
-use super::{Answer, Call, Captured, Exceeded, status};
-use crate::{machine::Refusal, observe, rejection::Rejection, reply};
+use super::{Answer, Call, Captured, Engine, Exceeded, status};
+use crate::{
+    clock::Timestamp,
+    machine::Refusal,
+    observe,
+    record::Lease,
+    rejection::Rejection,
+    reply::{self, Reply},
+};
 
 impl<R> Call<'_, R> {
     pub(super) fn refuse(&mut self, refusal: &Refusal) {
@@ -20,6 +29,20 @@ impl<R> Call<'_, R> {
         self.reject(rejection);
     }
 
+    pub(super) fn replay(&mut self, reply: Reply, expires_at: Timestamp, generation: u32) {
+        if reply.is_sealed() {
+            return self.reject_sealed();
+        }
+        self.line.generation = Some(generation);
+        self.send(reply.replay(expires_at, generation));
+    }
+
+    /// This process has no keys, and an earlier one had: the reply is there, and cannot be read.
+    pub(super) fn reject_sealed(&mut self) {
+        error!("a stored reply is sealed, and this process has no key ring: nothing is replayed");
+        self.reject(Rejection::store_unavailable());
+    }
+
     pub(super) fn limit(&mut self, exceeded: Exceeded) {
         let Exceeded { limit, retry_after } = exceeded;
         observe::rate_limited(&self.admitted.policy.name, limit);
@@ -32,7 +55,7 @@ impl<R> Call<'_, R> {
     }
 
     pub(super) fn reject(&mut self, rejection: Rejection) {
-        let response = self.engine.reject(rejection, &self.admitted.policy);
+        let response = self.engine.rejected(rejection, &self.admitted.policy);
         self.send(response);
     }
 
@@ -41,13 +64,57 @@ impl<R> Call<'_, R> {
     }
 
     pub(super) fn send_captured(&mut self, answer: Answer<R>) {
-        let outcome = answer.headers().get(&reply::ONCEWARD_OUTCOME);
-        if let Some(Ok(outcome)) = outcome.map(|outcome| outcome.to_str()) {
-            tracing::Span::current().record("outcome", outcome);
-        }
+        let outcome = outcome_of(answer.headers());
+        tracing::Span::current().record("outcome", outcome);
+        self.tell(answer.status(), outcome);
         if let Some(sender) = self.answer.take() {
             // The client may have hung up. What was done is stored, and its retry will find it.
             let _ = sender.send(answer);
         }
     }
+
+    /// One line for each decision. What comes after it, such as a late reply, is no other decision.
+    fn tell(&mut self, status: StatusCode, outcome: &str) {
+        let Line { what, begun, attempt, generation, .. } = self.line;
+        if std::mem::replace(&mut self.line.told, true) {
+            return;
+        }
+        let duration = self.engine.clock.monotonic().saturating_duration_since(begun);
+        observe::decided(&observe::Decided {
+            what,
+            route: &self.admitted.policy.name,
+            key_digest: &self.admitted.id.key.digest(),
+            status,
+            outcome,
+            duration,
+            attempt,
+            generation,
+        });
+    }
+}
+
+/// What is logged of a request when it is answered.
+pub(super) struct Line {
+    what: &'static str,
+    begun: Instant,
+    attempt: Option<u32>,
+    generation: Option<u32>,
+    told: bool,
+}
+
+impl Line {
+    pub(super) fn new(what: &'static str, engine: &Engine) -> Self {
+        let begun = engine.clock.monotonic();
+        Line { what, begun, attempt: None, generation: None, told: false }
+    }
+
+    pub(super) fn granted(&mut self, lease: &Lease) {
+        (self.attempt, self.generation) = (Some(lease.attempt_number), Some(lease.generation));
+    }
+}
+
+/// What Onceward did with the request, as the answer says it.
+pub(super) fn outcome_of(headers: &HeaderMap) -> &str {
+    let outcome = headers.get(&reply::ONCEWARD_OUTCOME);
+    outcome.and_then(|outcome| outcome.to_str().ok()).unwrap_or("none")
 }

@@ -21,7 +21,7 @@ use crate::{
     record::{Effects, Lease, Record, State},
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
-    store::{Ask, Write, Written},
+    store::{Ask, StoreError, StoreErrorKind, Write, Written, mark},
 };
 
 /// Whether an attempt still holds its record.
@@ -52,6 +52,10 @@ impl Engine {
         }
         let recall = async {
             let saved = self.store.steps(&lease.id, lease.generation).await?;
+            if saved.iter().any(|step| mark::is_sealed(&step.result)) {
+                let why = "the result of a step is sealed, and this process has no key ring";
+                return Err(StoreError::new(StoreErrorKind::Corrupt, "any", why));
+            }
             let record = self.store.load(&lease.id).await?;
             let open_effect = record.and_then(|record| record.progress.open_effect);
             Ok(Recalled { saved, open_effect })
@@ -172,6 +176,7 @@ impl<R: Send + 'static> Call<'_, R> {
         lease: &Lease,
         answer: Result<Answer<R>, Rejection>,
     ) {
+        self.line.granted(lease);
         let write = Write::Release("transaction_rolled_back".into());
         match self.engine.persist(lease, &write, self.admitted).await {
             Some(Written::AlreadyMine(Some(stored))) => {
@@ -288,6 +293,9 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// Sends what the store has. A body that it does not have may be in the handler's own answer.
     fn send_stored(&mut self, lease: &Lease, stored: Reply, own: Option<Answer<R>>) {
+        if stored.is_sealed() {
+            return self.reject_sealed();
+        }
         if let ReplyBody::Stored(_) = stored.body {
             let expires_at = self.engine.clock.now().plus(self.admitted.policy.retention);
             return self.send(stored.executed(expires_at, lease.generation));

@@ -8,7 +8,7 @@ use http::{HeaderName, Request, Response, header, request};
 use tokio::time::timeout;
 use tracing::{Instrument as _, field, info_span, warn};
 
-use super::{Admitted, Call, Captured, Engine, Execution, Handler, Limits, begin::timed_out};
+use super::{Admitted, Call, Captured, Engine, Execution, Handler, Limits, Line, begin::timed_out};
 use crate::{
     operation::Operation,
     policy::Policy,
@@ -60,7 +60,8 @@ impl Engine {
         let mut resumed = Resumed::default();
         let mut at_work = Vec::new();
         for Resumable { record, request } in resumable {
-            let request = request.map(restored);
+            // Sealed, that is all that can be read of it.
+            let request = request.filter(|request| !request.is_sealed()).map(restored);
             let policy = request.as_ref().and_then(|request| {
                 let policy = self.routes.policy_for(request.method(), request.uri().path())?;
                 (policy.effects == Effects::Phased).then_some(policy)
@@ -89,6 +90,7 @@ impl Engine {
         let running = self.drain.enter();
         let admitted = Admitted {
             id: record.id.clone(),
+            key: record.id.key.clone(),
             policy: Arc::clone(policy),
             wait: None,
             unless_known: None,
@@ -100,8 +102,9 @@ impl Engine {
             ..self.ask_again(&admitted, record.fingerprint)
         };
         // It was created long ago, and no caller asks for it now.
-        let limits = &Limits::OFF;
-        let call = Call { engine: self, admitted: &admitted, ask: &ask, limits, answer: None };
+        let (limits, line) = (&Limits::OFF, Line::new("resumed", self));
+        let (engine, admitted, ask, answer) = (self, &admitted, &ask, None);
+        let call = Call { engine, admitted, ask, limits, answer, line };
         call.lead(handler).instrument(span).await;
         drop(running);
     }

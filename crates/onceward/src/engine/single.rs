@@ -134,7 +134,7 @@ impl<R: Send + 'static> Call<'_, R> {
     fn decided(&mut self, decision: Decision) {
         match decision {
             Decision::Replay { reply, expires_at, generation } => {
-                self.send(reply.replay(expires_at, generation));
+                self.replay(reply, expires_at, generation);
             }
             Decision::Refuse(refusal) => self.refuse(&refusal),
             Decision::Execute(_) | Decision::Accepted => {

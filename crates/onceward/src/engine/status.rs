@@ -55,7 +55,8 @@ impl Engine {
         }
         let id = parts.uri.path().strip_prefix(STATUS_PATH).unwrap_or_default();
         // An id of somebody else does not open. It is then looked for as a key, which nobody has.
-        let Some(key) = sealed_id::open(&scope, id).or_else(|| plain_key(id)) else {
+        let asked = || plain_key(id).map(|key| self.stored_key(&key));
+        let Some(key) = sealed_id::open(&scope, id).or_else(asked) else {
             return not_found();
         };
         let id = RecordId { scope, key };

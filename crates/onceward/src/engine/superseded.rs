@@ -19,7 +19,7 @@ impl<R: Send + 'static> Call<'_, R> {
         let decision = same_use.map(|record| self.engine.decide_on(record));
         match decision {
             Some(Decision::Replay { reply, expires_at, generation }) => {
-                self.send(reply.replay(expires_at, generation));
+                self.replay(reply, expires_at, generation);
             }
             Some(Decision::Refuse(refusal)) => self.refuse(&refusal),
             _ => self.refuse(&Refusal::OutcomeUnknown),

@@ -4,7 +4,7 @@ use super::{Message, Staged};
 use crate::{
     operation::Operation,
     phase::{Failure, Misuse},
-    transaction::{TransactionError, Transactional},
+    transaction::{TransactionError, Transactional, sealing},
 };
 
 impl Operation {
@@ -33,7 +33,7 @@ impl Operation {
             self.reserve_once(tx, &database, ask).await?;
         }
         let lease = self.lease().ok_or(TransactionError::LeaseOver)?;
-        let staged = tx.stage(&database, &lease, &message).await;
+        let staged = sealing::stage(tx, &database, &lease, &message).await;
         match staged.map_err(Failure::from)? {
             Staged::Applied | Staged::AlreadyMine => Ok(()),
             Staged::Refused(why) => Err(Misuse::NotStaged(why).into()),

@@ -12,12 +12,13 @@ use std::{
 use super::list::{AuditPage, AuditQuery, Page, Query, Stats};
 use super::{
     Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved,
-    Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+    Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
 };
 use crate::{
     clock::{Clock, SystemClock},
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
+    scope::Scope,
 };
 
 const SHARDS: usize = 64;
@@ -36,6 +37,7 @@ pub struct MemoryStore {
     len: AtomicUsize,
     len_max: usize,
     identity: OnceLock<Mutex<Identity>>,
+    scope_keys: Mutex<HashMap<Scope, Vec<ScopeKey>>>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +71,7 @@ impl MemoryStore {
             len: AtomicUsize::new(0),
             len_max: 1_000_000,
             identity: OnceLock::new(),
+            scope_keys: Mutex::default(),
         }
     }
 
@@ -357,6 +360,40 @@ impl Store for MemoryStore {
         ready(move || {
             *lock(self.identity.get_or_init(|| Mutex::new(identity.clone()))) = identity.clone();
             Ok(())
+        })
+    }
+
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        ready(move || {
+            let mut keys = lock(&self.scope_keys);
+            let Some(proposed) = proposed else {
+                return Ok(keys.get(scope).cloned().unwrap_or_default());
+            };
+            let keys = keys.entry(scope.clone()).or_default();
+            let has_one = |key: &ScopeKey| key.stands() && key.wrapped_by == proposed.wrapped_by;
+            if !keys.iter().any(has_one) {
+                keys.push(proposed);
+            }
+            Ok(keys.clone())
+        })
+    }
+
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        ready(move || {
+            let mut keys = lock(&self.scope_keys);
+            let standing = keys.get_mut(scope).into_iter().flatten().filter(|key| key.stands());
+            let mut dropped = 0;
+            for key in standing {
+                key.wrapped = None;
+                dropped += 1;
+                let audit = AuditRecord::erased(scope.clone(), key.id, reason, self.clock.now());
+                self.shard(&audit.id).remember(audit);
+            }
+            Ok(dropped)
         })
     }
 }

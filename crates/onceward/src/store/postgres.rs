@@ -17,13 +17,14 @@ use tokio::sync::watch;
 
 use super::{
     Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-    Resolved, Resumable, Store, StoreFuture, Swept, Write, Written,
+    Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
     clock::Clock,
     machine,
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    scope::Scope,
 };
 
 mod batch;
@@ -36,6 +37,7 @@ mod open;
 mod outbox;
 mod reserve;
 mod row;
+mod scope_keys;
 mod steps;
 mod turn;
 mod within;
@@ -291,6 +293,20 @@ impl Store for PgStore {
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
         let identity = identity.clone();
         self.single(move |link| Box::pin(workers::accept_identity(link, identity)))
+    }
+
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        let scope = scope.clone();
+        self.single(move |link| Box::pin(scope_keys::keys_of(link, scope, proposed)))
+    }
+
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        let (scope, reason) = (scope.clone(), reason.into());
+        self.single(move |link| Box::pin(scope_keys::drop_keys_of(link, scope, reason)))
     }
 
     fn database(&self) -> Option<Database> {

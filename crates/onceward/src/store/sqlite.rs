@@ -20,14 +20,15 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation,
-    Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
-    Written,
+    Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept,
+    Write, Written,
     list::{AuditPage, AuditQuery, Page, Query},
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    scope::Scope,
 };
 
 mod alone;
@@ -39,6 +40,7 @@ mod list;
 mod open;
 mod outbox;
 mod row;
+mod scope_keys;
 mod sql;
 mod statement;
 mod within;
@@ -371,6 +373,18 @@ impl Store for SqliteStore {
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
         let identity = identity.clone();
         self.ask(move |sender| Work::AcceptIdentity(identity, sender))
+    }
+
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        Box::pin(self.keys_of(scope, proposed))
+    }
+
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        Box::pin(self.drop_keys_of(scope, reason))
     }
 
     fn database(&self) -> Option<Database> {

@@ -7,10 +7,11 @@ use std::{
 
 use crate::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    scope::Scope,
     store::{
         Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
-        Resolve, Resolved, Resumable, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write,
-        Written,
+        Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture,
+        Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -41,11 +42,13 @@ pub enum StoreCall {
     Ping,
     CheckIdentity,
     AcceptIdentity,
+    ScopeKeys,
+    DropScopeKeys,
 }
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 22] = [
+    pub const ALL: [StoreCall; 24] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
@@ -68,6 +71,8 @@ impl StoreCall {
         StoreCall::Ping,
         StoreCall::CheckIdentity,
         StoreCall::AcceptIdentity,
+        StoreCall::ScopeKeys,
+        StoreCall::DropScopeKeys,
     ];
 
     /// Which call a write is.
@@ -263,6 +268,23 @@ macro_rules! wrapped_store {
 
             fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
                 self.call(StoreCall::AcceptIdentity, move || self.inner.accept_identity(identity))
+            }
+
+            fn scope_keys<'a>(
+                &'a self,
+                scope: &'a Scope,
+                proposed: Option<ScopeKey>,
+            ) -> StoreFuture<'a, Vec<ScopeKey>> {
+                self.call(StoreCall::ScopeKeys, move || self.inner.scope_keys(scope, proposed))
+            }
+
+            fn drop_scope_keys<'a>(
+                &'a self,
+                scope: &'a Scope,
+                reason: &'a str,
+            ) -> StoreFuture<'a, u32> {
+                let inner = move || self.inner.drop_scope_keys(scope, reason);
+                self.call(StoreCall::DropScopeKeys, inner)
             }
 
             fn database(&self) -> Option<Database> {

@@ -7,9 +7,10 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use super::faulty::{StoreCall, wrapped_store};
 use crate::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    scope::Scope,
     store::{
         Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
-        Resolve, Resolved, Resumable, Store, StoreFuture, Swept, Write, Written,
+        Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };

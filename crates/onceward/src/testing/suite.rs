@@ -16,6 +16,7 @@ pub mod racing;
 pub mod interleaving;
 pub mod cancelling;
 pub mod listing;
+pub mod sealing;
 pub mod agreeing;
 
 /// Makes one test per case of the store suite, in a module of the given name.
@@ -277,6 +278,14 @@ macro_rules! __store_suite_cases {
                 a_list_tells_all_of_a_record
                 counts_agree_with_the_records
                 the_audit_log_tells_of_all_records_in_pages
+            }
+            sealing {
+                the_first_data_key_of_a_scope_stands
+                a_key_that_wraps_anew_adds_a_data_key
+                of_a_dropped_data_key_only_its_id_is_left
+                dropping_data_keys_is_remembered
+                scopes_do_not_share_data_keys
+                of_50_concurrent_proposals_exactly_one_stands
             }
             agreeing {
                 random_operations_agree_with_the_model

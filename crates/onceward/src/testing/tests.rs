@@ -15,9 +15,11 @@ use super::{
 use crate::{
     clock::{ManualClock, Timestamp},
     record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State},
+    scope::Scope,
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation,
-        Resolve, Resolved, Resumable, Store, StoreErrorKind, StoreFuture, Swept, Write, Written,
+        Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind, StoreFuture, Swept, Write,
+        Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -169,6 +171,18 @@ impl Store for Broken {
 
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
         self.inner.accept_identity(identity)
+    }
+
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        self.inner.scope_keys(scope, proposed)
+    }
+
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        self.inner.drop_scope_keys(scope, reason)
     }
 }
 
@@ -374,6 +388,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("interleaving", include_str!("suite/interleaving.rs")),
         ("cancelling", include_str!("suite/cancelling.rs")),
         ("listing", include_str!("suite/listing.rs")),
+        ("sealing", include_str!("suite/sealing.rs")),
         ("agreeing", include_str!("suite/agreeing.rs")),
     ];
     let declared = list.lines().filter(|line| line.starts_with("pub mod ")).count();

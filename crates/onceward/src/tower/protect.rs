@@ -19,6 +19,7 @@ use tracing::Instrument as _;
 use super::Body;
 use crate::{
     engine::{Admitted, Captured, Engine, Handler},
+    observe,
     policy::Policy,
     rejection::Rejection,
 };
@@ -58,8 +59,8 @@ where
             Err(early(parts.version, rest, Consent::Given, too_large()).await)
         }
         // The request never arrived as a whole. Most likely nobody is left to read an answer.
-        Ok(Collected::Broken) => Err(closing(StatusCode::BAD_REQUEST)),
-        Err(_) => Err(closing(StatusCode::REQUEST_TIMEOUT)),
+        Ok(Collected::Broken) => Err(closing(policy, StatusCode::BAD_REQUEST)),
+        Err(_) => Err(closing(policy, StatusCode::REQUEST_TIMEOUT)),
     }
 }
 
@@ -209,7 +210,8 @@ pub async fn collect<B: http_body::Body<Data = Bytes> + Unpin>(
 }
 
 /// An answer without words, on a connection that is in the middle of a body.
-fn closing<C>(status: StatusCode) -> Response<Body<C>> {
+fn closing<C>(policy: &Policy, status: StatusCode) -> Response<Body<C>> {
+    observe::refused(&policy.name, status, "refused");
     let mut response = Response::new(Body::full(Bytes::new()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -3,7 +3,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
 
-use super::{TransactionalDatabase, begin, not_committed, roll_back, sealed::Connection as _};
+use super::{TransactionalDatabase, begin, not_committed, roll_back, sealing};
 use crate::{
     operation::{Operation, Step},
     phase::{Failure, StepError, edge, written},
@@ -47,7 +47,8 @@ impl Operation {
         let saved = async {
             let result = written(&value)?;
             let save = Advance::Save { name: name.into(), result };
-            let advanced = tx.advance(&database, &lease, save).await.map_err(Failure::from)?;
+            let advanced = sealing::advance(&mut *tx, &database, &lease, save).await;
+            let advanced = advanced.map_err(Failure::from)?;
             self.understand(advanced)?;
             edge!(Written, name);
             Ok(())

@@ -41,6 +41,8 @@ mod replay;
 mod resumer;
 mod schema;
 mod scopes;
+mod sealed;
+mod sealed_service;
 mod server;
 mod service;
 mod shop;

@@ -13,13 +13,13 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use onceward::{
-    Effect, EffectError, Effects, Engine, MemoryStore, Operation, Policy, ScopeRule, Settings,
-    StepError, Store,
+    Effect, EffectError, Effects, Engine, MemoryStore, Operation, Policy, Scope, ScopeRule,
+    Settings, StepError, Store,
     engine::{Captured, Execution, Handler},
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, State},
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-        Resolved, Resumable, StoreFuture, Swept, Write, Written,
+        Resolved, Resumable, ScopeKey, StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
     testing::{Fault, FaultyStore, Seed, StoreCall},
@@ -439,5 +439,17 @@ impl Store for Broken {
 
     fn accept_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, ()> {
         self.inner.accept_identity(identity)
+    }
+
+    fn scope_keys<'a>(
+        &'a self,
+        scope: &'a Scope,
+        proposed: Option<ScopeKey>,
+    ) -> StoreFuture<'a, Vec<ScopeKey>> {
+        self.inner.scope_keys(scope, proposed)
+    }
+
+    fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        self.inner.drop_scope_keys(scope, reason)
     }
 }

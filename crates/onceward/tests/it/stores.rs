@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use onceward::{
-    MemoryStore, PgOptions, PgStore, SqliteOptions, SqliteStore, clock::ManualClock, store_suite,
-    testing::Fresh,
+    KeyRing, MemoryStore, PgOptions, PgStore, RingKey, SealedStore, SqliteOptions, SqliteStore,
+    Store, clock::ManualClock, store_suite, testing::Fresh,
 };
 use onceward_testbed::Postgres;
 
@@ -14,6 +14,24 @@ mod memory_poisoned;
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
 store_suite!(file, file_store);
 store_suite!(postgres, postgres_store);
+store_suite!(sealed_memory, |clock| async {
+    sealed(Arc::new(MemoryStore::with_clock(Arc::new(clock))))
+});
+store_suite!(sealed_file, sealed_file_store);
+store_suite!(sealed_postgres, |clock| async { sealed(Arc::new(postgres_store(clock).await)) });
+
+/// The same store with what it keeps sealed.
+fn sealed(inner: Arc<dyn Store>) -> SealedStore {
+    let ring = KeyRing::new([RingKey::new("2026", [1; 32]), RingKey::new("2025", [2; 32])]);
+    SealedStore::new(inner, ring.expect("a ring"))
+}
+
+async fn sealed_file_store(clock: ManualClock) -> Fresh {
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = SqliteOptions::new(directory.path().join("store.db")).clock(Arc::new(clock));
+    let store = SqliteStore::open(options).await.expect("a store");
+    Fresh::from(sealed(Arc::new(store))).keeping(directory)
+}
 
 async fn file_store(clock: ManualClock) -> Fresh {
     let directory = tempfile::tempdir().expect("a directory");

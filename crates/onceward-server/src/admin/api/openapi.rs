@@ -4,9 +4,10 @@ use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::{
-    Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, FILTER, JSON, KeyDetail,
-    KeyPage, PREFIX, PlanRequest, PlanView, ReleaseRequest, ResolveRequest, ShadowView, StatsView,
-    TrafficView, VoidRequest, problem::ProblemDocument, query::Filter, types::KeyRecord,
+    Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, ErasureRequest,
+    ErasureView, FILTER, JSON, KeyDetail, KeyPage, PREFIX, PlanRequest, PlanView, ReleaseRequest,
+    ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest, problem::ProblemDocument,
+    query::Filter, types::KeyRecord,
 };
 
 /// What every endpoint may answer instead.
@@ -151,6 +152,8 @@ fn schemas() -> Map<String, Value> {
     add::<AuditPageView>(&mut all);
     add::<TrafficView>(&mut all);
     add::<ShadowView>(&mut all);
+    add::<ErasureRequest>(&mut all);
+    add::<ErasureView>(&mut all);
     add::<ProblemDocument>(&mut all);
     all
 }

@@ -201,7 +201,7 @@ impl Parameters {
     }
 
     /// The question of a list of records.
-    pub(super) fn query(&self) -> Result<Query, Problem> {
+    pub(super) fn query(&self, filter: Filter) -> Result<Query, Problem> {
         Ok(Query {
             sort: match self.get("sort") {
                 None | Some("created_at") => Sort::CreatedAt,
@@ -215,7 +215,7 @@ impl Parameters {
             },
             after: self.get("after").map(cursor).transpose()?,
             limit: self.limit()?,
-            ..self.filter().query()?
+            ..filter.query()?
         })
     }
 

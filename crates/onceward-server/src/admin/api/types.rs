@@ -529,3 +529,39 @@ impl From<Vec<Observation>> for ShadowView {
         ShadowView { observations: listed.into_iter().map(observed).collect() }
     }
 }
+
+/// Erases what was sealed for a scope, or says what that would be.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ErasureRequest {
+    /// Whose replies.
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    pub(crate) scope: String,
+    /// Why it is done, for whoever reads the audit records. One line.
+    #[schema(
+        min_length = 1,
+        max_length = 500,
+        pattern = r"^[^\u0000-\u001f\u007f-\u009f]*[!-~][^\u0000-\u001f\u007f-\u009f]*$"
+    )]
+    pub(crate) reason: String,
+    /// The hash of the plan that was looked at. Without it nothing is changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hash: Option<String>,
+}
+
+/// What was erased, or would be.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct ErasureView {
+    /// Whose replies.
+    pub(crate) scope: String,
+    /// Whether it was done.
+    pub(crate) applied: bool,
+    /// How many data keys. Without any, nothing is sealed for this scope.
+    pub(crate) data_keys: u32,
+    /// How many records the scope has; at most 1000 are counted.
+    pub(crate) records: u32,
+    /// Those of them that are not at rest: what was kept of them for going on goes too.
+    pub(crate) at_work: u32,
+    /// Names the data keys. To be given to erase exactly these.
+    pub(crate) hash: String,
+}

@@ -10,13 +10,16 @@ use tokio::time::timeout;
 use super::{PgOptions, link::CONNECT_TIME_MAX};
 
 /// Migrations in order. The schema's table `migrations` says how many of them it has.
-const MIGRATIONS: [&str; 1] = [concat!(
-    include_str!("../../../migrations/postgres/0001_records.sql"),
-    include_str!("../../../migrations/postgres/0002_functions.sql"),
-    include_str!("../../../migrations/postgres/0003_contract.sql"),
-    include_str!("../../../migrations/postgres/0004_outbox.sql"),
-    include_str!("../../../migrations/postgres/0005_listing.sql"),
-)];
+const MIGRATIONS: [&str; 2] = [
+    concat!(
+        include_str!("../../../migrations/postgres/0001_records.sql"),
+        include_str!("../../../migrations/postgres/0002_functions.sql"),
+        include_str!("../../../migrations/postgres/0003_contract.sql"),
+        include_str!("../../../migrations/postgres/0004_outbox.sql"),
+        include_str!("../../../migrations/postgres/0005_listing.sql"),
+    ),
+    include_str!("../../../migrations/postgres/0006_scope_keys.sql"),
+];
 
 /// The oldest server that is known to do: 13.
 const OLDEST_SERVER: u32 = 13_00_00;
@@ -109,6 +112,8 @@ pub(super) struct Statements {
     pub(super) ping: Arc<str>,
     pub(super) check_identity: Arc<str>,
     pub(super) accept_identity: Arc<str>,
+    pub(super) scope_keys: Arc<str>,
+    pub(super) drop_scope_keys: Arc<str>,
 }
 
 impl Statements {
@@ -207,6 +212,10 @@ impl Statements {
                 "INSERT INTO onceward.meta (name, value) VALUES ('identity', $1) \
                  ON CONFLICT (name) DO UPDATE SET value = excluded.value",
             ),
+            scope_keys: named(
+                "SELECT key_id, wrapped_by, wrapped FROM onceward.keys_of($1, $2, $3, $4)",
+            ),
+            drop_scope_keys: named("SELECT onceward.drop_keys_of($1, $2, $3)"),
         }
     }
 }

@@ -21,7 +21,8 @@ use super::{
 use crate::{
     machine::Change,
     record::{AuditRecord, Record, RecordId, SavedStep},
-    store::{Identity, IdentityCheck, Reaped, Resumable, StoreError, Swept},
+    scope::Scope,
+    store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept},
 };
 
 type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
@@ -38,6 +39,8 @@ pub(super) enum Work {
     Ping(Sender<()>),
     CheckIdentity(Identity, Sender<IdentityCheck>),
     AcceptIdentity(Identity, Sender<()>),
+    ScopeKeys(Scope, Sender<Vec<ScopeKey>>),
+    Checkpoint(Sender<()>),
     Close,
 }
 
@@ -343,6 +346,12 @@ impl Writer {
             }
             Work::AcceptIdentity(identity, sender) => {
                 let _ = sender.send(self.accept_identity(&identity).await.map_err(single));
+            }
+            Work::ScopeKeys(scope, sender) => {
+                let _ = sender.send(self.scope_keys(&scope).await.map_err(single));
+            }
+            Work::Checkpoint(sender) => {
+                let _ = sender.send(self.checkpoint().await.map_err(single));
             }
             Work::Step(_) | Work::Statement(_) | Work::Close => {
                 unreachable!("sorted out when the batch was gathered")
