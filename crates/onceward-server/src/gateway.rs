@@ -17,7 +17,7 @@ use http::{
 };
 use hyper::body::Incoming;
 use onceward::{
-    Engine, Rejection,
+    Engine, Policy, Rejection,
     engine::{Admitted, STATUS_PATH},
     tower::{Body, Consent, early, run_detached, take_body},
 };
@@ -31,6 +31,7 @@ use crate::{
 mod age; // requests that are too old
 mod budget; // bytes in memory
 mod cors; // what pages in browsers may send and read
+mod dispatch; // requests that were accepted for later
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
 mod paced; // bodies that have to keep moving
@@ -39,9 +40,10 @@ mod shadow; // what protection would have done
 mod upstream; // the client, and what its errors prove
 
 pub(crate) use age::MaxAge;
-use budget::Budget;
+use budget::{Budget, Room};
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
+pub(crate) use dispatch::Dispatcher;
 use forward::Forward;
 pub(crate) use headers::Rewrite;
 use headers::Trailers;
@@ -153,17 +155,13 @@ impl Gateway {
             Ok(body) => body,
             Err(answered) => return answered,
         };
-        let forward = Forward {
-            upstream: Arc::clone(&setup.upstream),
-            rewrite: setup.rewrite.clone(),
-            parts: setup.rewrite.request(&parts, Trailers::Drop),
-            body: body.clone(),
-            reply_cap: policy.reply_cap(),
-            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
-            // the truth and is stored.
-            patience: policy.rules().max_execution.saturating_mul(2),
-            room,
+        let head = setup.rewrite.request(&parts, Trailers::Drop);
+        let admitted = match policy.rules().queued {
+            // What upstream is to know about the client is known now.
+            Some(_) => admitted.keeping(head.clone()),
+            None => admitted,
         };
+        let forward = setup.forward(policy, head, body.clone(), Some(room));
         run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await
     }
 }
@@ -176,6 +174,21 @@ impl Setup {
             Ok(()) => admitted,
             Err(too_old) => admitted.only_if_known(too_old),
         }))
+    }
+
+    /// The engine's handler for a request, with its head as upstream is to see it.
+    fn forward(&self, policy: &Policy, parts: Parts, body: Bytes, room: Option<Room>) -> Forward {
+        Forward {
+            upstream: Arc::clone(&self.upstream),
+            rewrite: self.rewrite.clone(),
+            parts,
+            body,
+            reply_cap: policy.reply_cap(),
+            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
+            // the truth and is stored.
+            patience: policy.rules().max_execution.saturating_mul(2),
+            room,
+        }
     }
 
     /// A request that is not ours: streamed both ways.

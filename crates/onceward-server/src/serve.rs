@@ -18,7 +18,7 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Gateway, Pace, Rewrite, Setup, Upstream},
+    gateway::{Dispatcher, Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -61,6 +61,7 @@ pub(crate) struct Running {
     engine: Arc<Engine>,
     store: OpenStore,
     gateway: Gateway,
+    dispatcher: Dispatcher,
     gateway_listening: Listening,
     admin: Admin,
     admin_listening: Listening,
@@ -93,6 +94,7 @@ impl Running {
             certificate.clone(),
         )
         .await?;
+        let dispatcher = Dispatcher::start(&gateway);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
             listen = %gateway_listening.address,
@@ -108,6 +110,7 @@ impl Running {
             engine,
             store,
             gateway,
+            dispatcher,
             gateway_listening,
             admin,
             admin_listening,
@@ -146,6 +149,7 @@ impl Running {
             certificate.reload()?;
         }
         self.gateway.set_up(setup);
+        self.dispatcher = Dispatcher::start(&self.gateway);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
         Ok(())
@@ -166,8 +170,17 @@ impl Running {
     /// Takes nothing new, finishes what runs, and closes the store.
     pub(crate) async fn stop(self) {
         self.admin.drain();
-        let Running { engine, store, gateway, gateway_listening, admin, admin_listening, .. } =
-            self;
+        let Running {
+            engine,
+            store,
+            gateway,
+            dispatcher,
+            gateway_listening,
+            admin,
+            admin_listening,
+            ..
+        } = self;
+        drop(dispatcher);
         tokio::join!(gateway_listening.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, gateway, admin));

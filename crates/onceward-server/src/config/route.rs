@@ -282,6 +282,11 @@ fn read_route(
         path::comparable(wanted.trim())
     );
     let mut settings = written.over(defaults);
+    if written.execution.is_some() {
+        // How to wait is said together with the wish to be queued.
+        settings.queued_for.clone_from(&written.queued_for);
+        settings.queued_headers.clone_from(&written.queued_headers);
+    }
     if written.in_flight.is_some() {
         // How long to wait is said together with the wish to wait.
         settings.wait.clone_from(&written.wait);

@@ -22,8 +22,8 @@ pub(super) struct Forward {
     pub(super) body: Bytes,
     pub(super) reply_cap: usize,
     pub(super) patience: Duration,
-    /// For the body, as long as it is needed.
-    pub(super) room: Room,
+    /// For the body, as long as it is needed; none for one that was stored.
+    pub(super) room: Option<Room>,
 }
 
 impl Handler for Forward {

@@ -4,14 +4,15 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 
 use super::{Answer, Call, Captured, Exceeded, status};
-use crate::{machine::Refusal, observe, rejection::Rejection, reply};
+use crate::{machine::Refusal, observe, policy::InFlight, rejection::Rejection, reply};
 
 impl<R> Call<'_, R> {
     pub(super) fn refuse(&mut self, refusal: &Refusal) {
         let policy = &self.admitted.policy;
         self.engine.count_refusal(refusal, policy);
-        if let Some(accepted) = self.engine.accepted(refusal, self.admitted) {
-            return self.send(accepted);
+        let says_accepted = policy.in_flight == InFlight::Accepted || policy.queued.is_some();
+        if let (Refusal::InProgress { state, .. }, true) = (refusal, says_accepted) {
+            return self.send(status::accepted(&self.admitted.id, *state));
         }
         let mut rejection = Rejection::refused(refusal, policy.profile);
         if matches!(refusal, Refusal::InProgress { .. } | Refusal::OutcomeUnknown) {
