@@ -15,6 +15,7 @@ mod limits; // what clients may take up
 mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed
 mod protecting; // keys
+mod queued; // accepted now, executed later
 mod quota; // what one caller may ask for
 mod raw; // bytes that mean two things
 mod readme; // its commands

@@ -225,6 +225,24 @@ impl Engine {
         }
     }
 
+    /// Moves some records on whose lease ran out.
+    pub(crate) async fn sweep_some(&self) {
+        if !self.drain.is_open() {
+            return;
+        }
+        let swept = timeout(self.store_deadline, self.store.sweep(SWEPT_MAX)).await;
+        match swept.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(swept) => {
+                for one in swept {
+                    let digest = one.id.key.digest();
+                    warn!(key.digest = digest, state = one.state.name(), "a lease ran out");
+                    self.waiters.wake(&one.id);
+                }
+            }
+            Err(error) => self.store_failed("sweep", &error, "worker"),
+        }
+    }
+
     /// Comes back when this process has accepted something since it was last waited for.
     ///
     /// # Cancel safety
@@ -233,6 +251,9 @@ impl Engine {
         self.accepted.notified().await;
     }
 }
+
+/// So many in one call: requests do not wait behind it for long.
+const SWEPT_MAX: u32 = 100;
 
 /// The handler of an operation without a client.
 struct Resume<F> {

@@ -40,7 +40,13 @@ pub async fn work<H, F>(
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut at_work: HashSet<RecordId> = HashSet::new();
     let mut left = 0;
+    let mut next_sweep = Instant::now();
     loop {
+        // What a process left behind that died is judged here: no client may come back to find it.
+        if Instant::now() >= next_sweep {
+            engine.sweep_some().await;
+            next_sweep = Instant::now() + SWEEP_EVERY;
+        }
         let next_look = Instant::now() + every;
         // What is at work may still be listed, and what cannot be gone on with always is.
         let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
@@ -89,6 +95,9 @@ pub async fn work<H, F>(
         }
     }
 }
+
+/// How often leases that ran out are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// More are not read at a time, with their requests.
 const LISTED_MAX: usize = 1000;

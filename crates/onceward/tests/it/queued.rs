@@ -175,10 +175,10 @@ async fn what_has_no_route_any_more_waits_for_one_until_its_time_is_over() {
     let routes = |path: &str| Routes::only().route(path, queued()).expect("a pattern");
     let service = Service::new(routes("POST /charges"), charged);
     service.charge(KEY).await;
-    let other = service.engine.under(routes("POST /refunds"), Settings {
-        clock: Arc::new(service.clock.clone()),
-        ..Settings::default()
-    });
+    let other = service.engine.under(
+        routes("POST /refunds"),
+        Settings { clock: Arc::new(service.clock.clone()), ..Settings::default() },
+    );
     let elsewhere = Resumer::new(Arc::new(other), service.inner.clone());
     let left = elsewhere.run_once(10).await.expect("the store answers");
     assert_eq!(left, Resumed { left: 1, ..Resumed::default() });
@@ -191,7 +191,8 @@ async fn what_has_no_route_any_more_waits_for_one_until_its_time_is_over() {
 #[tokio::test(start_paused = true)]
 async fn only_listed_headers_are_kept_and_no_credential_by_itself() {
     let seen: Arc<Mutex<Vec<http::HeaderMap>>> = Arc::default();
-    let kept = Queued::default().headers(["x-listed", "authorization"].map(|it| it.parse().expect("a name")));
+    let kept = Queued::default()
+        .headers(["x-listed", "authorization"].map(|it| it.parse().expect("a name")));
     for (policy, listed) in [(queued(), false), (queued().queued(kept).expect("allowed"), true)] {
         let noted = Arc::clone(&seen);
         let service = Service::new(policy, move |run: Run| {
@@ -387,7 +388,7 @@ async fn a_process_that_drains_accepts_and_begins_nothing_and_still_tells_what_i
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_quota_has_nothing_accepted_and_is_told_of_what_was() {
-    let limits = Limits { creations: Some(Rate::new(1, 1).expect("a rate")), ..Limits::OFF };
+    let limits = Limits { creations: Some(Rate::per_second(1).burst(1)), ..Limits::OFF };
     let settings = Settings { limits, ..Settings::default() };
     let service = Service::with_settings(|memory| memory, queued(), settings, charged);
     assert_eq!(service.charge(KEY).await.says(), says(202, "accepted"));
