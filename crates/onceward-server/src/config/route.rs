@@ -153,6 +153,7 @@ impl RouteTable {
         }
         let mut table = RouteTable { routes, defaults, warnings: Vec::new() };
         table.compare(&file.routes)?;
+        table.look_at_queued(store);
         Ok(table)
     }
 
@@ -205,6 +206,18 @@ impl RouteTable {
             routes = routes.route(route.name(), (*route.policy).clone())?;
         }
         Ok(routes)
+    }
+
+    /// Notes routes whose promise does not outlive the process.
+    fn look_at_queued(&mut self, store: &StoreUrl) {
+        let queued = self.all().filter(|route| route.policy.rules().queued.is_some());
+        let queued: Vec<String> = queued.map(|route| format!("\"{}\"", route.name())).collect();
+        if *store == StoreUrl::Memory && !queued.is_empty() {
+            self.warnings.push(format!(
+                "{}: what is accepted is lost when the process ends, since the store is in memory",
+                queued.join(", ")
+            ));
+        }
     }
 
     /// Refuses routes that no request can reach, and notes those whose order matters.

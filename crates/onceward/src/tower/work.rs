@@ -48,6 +48,7 @@ pub async fn work<H, F>(
             next_sweep = Instant::now() + SWEEP_EVERY;
         }
         let next_look = Instant::now() + every;
+        let not_before = Instant::now() + PAUSE_LEAST;
         // What is at work may still be listed, and what cannot be gone on with always is.
         let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
         let mut more = at_work.len() >= at_once;
@@ -93,8 +94,12 @@ pub async fn work<H, F>(
                 () = sleep_until(next_look) => break,
             }
         }
+        sleep_until(not_before).await;
     }
 }
+
+/// Between two looks, should everything end at once without having been done.
+const PAUSE_LEAST: Duration = Duration::from_millis(5);
 
 /// How often leases that ran out are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
