@@ -16,7 +16,7 @@ const AT_ONCE: u32 = 32;
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The same where no route is queued: there may be some left from before.
-const EVERY_WITHOUT_ROUTES: Duration = Duration::from_secs(60);
+const EVERY_WITHOUT_ROUTES: Duration = Duration::from_secs(10);
 
 /// Sends requests that were accepted for later, under one setup, until it is dropped. What is on its way
 /// then goes on.
