@@ -170,6 +170,7 @@ async fn request(store: &dyn Store) -> anyhow::Result<()> {
         method: "POST".into(),
         path: "/charges".into(),
         request: None,
+        queued_for: Duration::from_secs(86_400),
     };
     let Reservation::Granted { lease, .. } = store.reserve(ask).await? else {
         bail!("a random key was taken");

@@ -17,7 +17,7 @@ use http::{
 };
 use hyper::body::Incoming;
 use onceward::{
-    Engine, Rejection,
+    Engine, Policy, Rejection,
     engine::{Admitted, STATUS_PATH},
     observe,
     reply::ONCEWARD_OUTCOME,
@@ -35,6 +35,7 @@ mod age; // requests that are too old
 mod ambiguous; // requests that say two things
 mod budget; // bytes in memory
 mod cors; // what pages in browsers may send and read
+mod dispatch; // requests that were accepted for later
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
 mod paced; // bodies that have to keep moving
@@ -43,9 +44,10 @@ mod shadow; // what protection would have done
 mod upstream; // the client, and what its errors prove
 
 pub(crate) use age::MaxAge;
-use budget::Budget;
+use budget::{Budget, Room};
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
+pub(crate) use dispatch::Dispatcher;
 use forward::{Forward, ReplyRoom};
 use headers::Trailers;
 pub(crate) use headers::{Deciding, Rewrite};
@@ -161,19 +163,13 @@ impl Gateway {
             Ok(body) => body,
             Err(answered) => return answered,
         };
-        let forward = Forward {
-            upstream: Arc::clone(&setup.upstream),
-            rewrite: setup.rewrite.clone(),
-            parts: setup.rewrite.request(&parts, Trailers::Drop),
-            body: body.clone(),
-            reply_cap: policy.reply_cap(),
-            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
-            // the truth and is stored.
-            patience: policy.rules().max_execution.saturating_mul(2),
-            stall_max: setup.pace.stall_max,
-            room,
-            budget: Arc::clone(&self.budget),
+        let head = setup.rewrite.request(&parts, Trailers::Drop);
+        let admitted = match policy.rules().queued {
+            // What upstream is to know about the client is known now.
+            Some(_) => admitted.keeping(head.clone()),
+            None => admitted,
         };
+        let forward = setup.forward(policy, head, body.clone(), (Some(room), &self.budget));
         let response = run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await;
         self.make_room(response)
     }
@@ -213,6 +209,29 @@ impl Setup {
     ) -> Response<GatewayBody> {
         let response = self.engine.reject(rejection, &route.policy).map(Body::full);
         early(parts.version, body, Consent::of(parts), response).await
+    }
+
+    /// The engine's handler for a request, with its head as upstream is to see it.
+    fn forward(
+        &self,
+        policy: &Policy,
+        parts: Parts,
+        body: Bytes,
+        (room, budget): (Option<Room>, &Arc<Budget>),
+    ) -> Forward {
+        Forward {
+            upstream: Arc::clone(&self.upstream),
+            rewrite: self.rewrite.clone(),
+            parts,
+            body,
+            reply_cap: policy.reply_cap(),
+            // Past `max_execution` the outcome is unknown, but an answer that comes late is still
+            // the truth and is stored.
+            patience: policy.rules().max_execution.saturating_mul(2),
+            stall_max: self.pace.stall_max,
+            room,
+            budget: Arc::clone(budget),
+        }
     }
 
     /// A request that is not ours: streamed both ways.

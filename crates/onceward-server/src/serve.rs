@@ -24,7 +24,7 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Deciding, Gateway, Pace, Rewrite, Setup, Upstream},
+    gateway::{Deciding, Dispatcher, Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -67,6 +67,7 @@ pub(crate) struct Running {
     engine: Arc<Engine>,
     store: OpenStore,
     gateway: Gateway,
+    dispatcher: Dispatcher,
     gateway_listening: Listening,
     admin: Admin,
     admin_listening: Listening,
@@ -101,6 +102,7 @@ impl Running {
             certificate.clone(),
         )
         .await?;
+        let dispatcher = Dispatcher::start(&gateway);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
             listen = %gateway_listening.address,
@@ -116,6 +118,7 @@ impl Running {
             engine,
             store,
             gateway,
+            dispatcher,
             gateway_listening,
             admin,
             admin_listening,
@@ -163,6 +166,7 @@ impl Running {
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
         self.gateway.set_up(setup);
+        self.dispatcher = Dispatcher::start(&self.gateway);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
         Ok(())
@@ -183,8 +187,17 @@ impl Running {
     /// Takes nothing new, finishes what runs, and closes the store.
     pub(crate) async fn stop(self) {
         self.admin.drain();
-        let Running { engine, store, gateway, gateway_listening, admin, admin_listening, .. } =
-            self;
+        let Running {
+            engine,
+            store,
+            gateway,
+            dispatcher,
+            gateway_listening,
+            admin,
+            admin_listening,
+            ..
+        } = self;
+        drop(dispatcher);
         tokio::join!(gateway_listening.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, gateway, admin));

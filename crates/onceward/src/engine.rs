@@ -9,6 +9,7 @@
 //! run      in a task of its own, that nobody cancels:
 //!            fingerprint, breaker, limits                     503, 429
 //!            reserve (only a look for who has no quota left), decide
+//!            Accepted: answer; a worker claims it later and executes it in the same way
 //!            Execute: dispatch, renewing the lease; classify; complete, release or mark unknown
 //!                     (or, where the handler completed in its own transaction, ask what is true)
 //!            Replay, Refuse: answer
@@ -21,7 +22,7 @@ use std::{
 
 use bytes::Bytes;
 use http::{Response, StatusCode, request, response};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tracing::{Instrument as _, field, info_span};
 
 use crate::{
@@ -31,7 +32,7 @@ use crate::{
     observe,
     operation::{Operation, sealed_id},
     policy::{Policy, Presence, Routes},
-    record::RecordId,
+    record::{RecordId, State},
     rejection::Rejection,
     scope::ScopeRule,
     store::{Ask, Identity, Mode, Store},
@@ -54,13 +55,13 @@ mod superseded;
 mod wait;
 
 use answer::{Line, outcome_of};
-use begin::{Begun, Terms};
+use begin::{Begun, Take, Terms};
 use breaker::Breaker;
 pub use breaker::BreakerState;
 use drain::Drain;
 use quota::{Exceeded, Quota};
 pub use quota::{Limits, Rate};
-pub use resume::Resumed;
+pub use resume::{Resumed, Which};
 use wait::Waiters;
 
 #[cfg(test)]
@@ -84,6 +85,8 @@ pub struct Engine {
     limits: Limits,
     quota: Arc<Quota>,
     breaker: Arc<Breaker>,
+    /// Told of work that was accepted for later.
+    accepted: Arc<Notify>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -133,6 +136,8 @@ pub struct Admitted {
     wait: Option<Duration>,
     /// What is answered where the key is free, instead of running.
     unless_known: Option<Rejection>,
+    /// The head of the request as it is kept for later, if not as it came.
+    kept: Option<Arc<request::Parts>>,
 }
 
 impl Admitted {
@@ -141,6 +146,13 @@ impl Admitted {
     #[must_use]
     pub fn only_if_known(self, otherwise: Rejection) -> Self {
         Admitted { unless_known: Some(otherwise), ..self }
+    }
+
+    /// The same, where the head of the request is not kept for later as it came but as this says. What
+    /// is asked is told by the one that came.
+    #[must_use]
+    pub fn keeping(self, head: request::Parts) -> Self {
+        Admitted { kept: Some(Arc::new(head)), ..self }
     }
 
     /// Whose request it is, and under which key, as stores know it.
@@ -213,6 +225,7 @@ impl Engine {
             limits: settings.limits,
             quota: Arc::default(),
             breaker: Arc::default(),
+            accepted: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }
@@ -228,6 +241,7 @@ impl Engine {
             drain: self.drain.clone(),
             quota: Arc::clone(&self.quota),
             breaker: Arc::clone(&self.breaker),
+            accepted: Arc::clone(&self.accepted),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }
@@ -282,6 +296,7 @@ impl Engine {
             policy: Arc::clone(policy),
             wait: wait::asked_for(&parts.headers, policy),
             unless_known: None,
+            kept: None,
         }))
     }
 
@@ -317,7 +332,9 @@ impl Engine {
         drop(body);
         let (limits, line) = (&self.limits, Line::new("decision", &self));
         let answer = Some(answer);
-        let call = Call { engine: &self, admitted: &admitted, ask: &ask, limits, answer, line };
+        let take = Take::Reserve;
+        let (engine, admitted, ask) = (&*self, &admitted, &ask);
+        let call = Call { engine, admitted, ask, take, limits, answer, line };
         call.lead(handler).instrument(span).await;
         drop(running);
     }
@@ -349,6 +366,7 @@ struct Call<'a, R> {
     engine: &'a Engine,
     admitted: &'a Admitted,
     ask: &'a Ask,
+    take: Take,
     limits: &'a Limits,
     answer: Option<oneshot::Sender<Answer<R>>>,
     line: Line,
@@ -372,6 +390,7 @@ impl<R: Send + 'static> Call<'_, R> {
             wait: self.admitted.wait,
             limits: self.limits,
             patience: passage.patience(engine.store_deadline),
+            take: self.take,
         };
         // A `single` route reserves in the handler's own transaction: here it only looks.
         let single = self.admitted.policy.single && self.ask.mode == Mode::Execute;
@@ -408,14 +427,17 @@ impl<R: Send + 'static> Call<'_, R> {
                 _ => self.refuse(&refusal),
             },
             Begun::Limited(exceeded) => self.limit(exceeded),
-            // An engine reserves to execute or to look, so that nothing is accepted for later.
-            Begun::Decided(Decision::Accepted, ..) => self.reject(Rejection::store_unavailable()),
+            // The store has acknowledged it. Whoever is there first begins it.
+            Begun::Decided(Decision::Accepted, ..) => {
+                engine.accepted.notify_one();
+                self.send(status::accepted(&self.admitted.id, State::Pending));
+            }
             Begun::StoreFailed { may_be_granted, .. } => {
                 self.reject(Rejection::store_unavailable());
                 // It will not run, and an outage must not fill the memory with request bodies.
                 drop(handler);
                 if may_be_granted && !single {
-                    Box::pin(engine.withdraw(self.ask)).await;
+                    Box::pin(engine.withdraw(self.ask, self.take)).await;
                 }
             }
         }

@@ -38,7 +38,7 @@ pub use key::{Key, KeyRules, LookupKey};
 pub use operation::Operation;
 pub use outbox::{Message, OutboxStore, Relay, Sink};
 pub use phase::{Effect, EffectError, StepError};
-pub use policy::{InFlight, Policy, Routes};
+pub use policy::{InFlight, Policy, Queued, Routes};
 pub use profile::Profile;
 pub use record::Effects;
 pub use rejection::Rejection;

@@ -9,6 +9,8 @@
 //!    \--accept--> pending --claim--^  |--release-------> failed_retryable --reserve--> in_progress
 //!                                     |--mark unknown--> unknown --resolve--> completed | failed_retryable
 //!                                     `--lease over----> by declared effects
+//! queued (it was accepted): in_progress --release, or lease over without effects--> pending, later
+//!                           unknown --resolve--> completed | pending, and pending --give up--> completed
 //! in_progress with steps made --release--> in_progress, its lease over: resumed by the next reserve
 //! unknown with steps made --resolve--> completed | in_progress, its lease over
 //! completed --void--> expired --reserve--> in_progress (next generation), or --purge--> (none)
@@ -22,19 +24,20 @@ use crate::{
     clock::Timestamp,
     record::{AuditEvent, AuditRecord, Effects, Fence, Lease, Progress, Record, State},
     reply::Reply,
-    store::{Ask, Claim, Found, Mode, Reservation, Swept, Write, Written},
+    store::{Ask, Found, Mode, Reservation, Swept, Write, Written},
 };
 
 mod advance;
 mod decide;
+mod queue;
 mod resolve;
 #[cfg(test)]
 mod tests;
 
-pub use advance::{
-    ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, is_resumable, keeps_request,
-};
+pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_request};
 pub use decide::{Decision, Refusal, decide};
+use queue::pending_again;
+pub use queue::{backoff, claim, is_resumable};
 pub use resolve::resolve;
 
 /// Why an attempt was given up that may still be at work.
@@ -46,6 +49,9 @@ pub const SETTLE: Duration = Duration::from_secs(60);
 
 /// The code of a record whose lease ran out.
 pub const LEASE_RAN_OUT: &str = "in_progress_lock_expired";
+
+/// The code of accepted work that was given up before it acted.
+pub const GIVEN_UP: &str = "given_up";
 
 /// The code of a record whose attempt ended while an effect was open that must not be called again.
 pub const EFFECT_WITHOUT_RESULT: &str = "effect_without_result";
@@ -118,28 +124,16 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
             let found = if ran_out { Found::LeaseOver } else { Found::Retryable };
             grant_again(moved, ask, found, audit, now)
         }
+        // It was begun, so that it is nothing to accept: a worker goes on with it.
+        State::InProgress if ran_out && ask.mode == Mode::Accept => {
+            Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false })
+        }
         State::InProgress if ran_out => grant_again(moved, ask, Found::LeaseOver, audit, now),
         // A look leaves the moving to the sweeper, or to whoever comes to execute.
         _ if ran_out && ask.mode != Mode::LookupOnly => {
             let seen = Box::new(moved.clone());
             let answer = Reservation::Occupied { record: seen, lease_ran_out: true };
             Step::put(moved, audit, answer)
-        }
-        _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
-    }
-}
-
-/// Takes a pending record for execution.
-pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Reservation> {
-    let Some(mut record) = found.and_then(|stored| after_retention(stored, now)) else {
-        return Step::keep(Reservation::Free);
-    };
-    match record.state {
-        State::InProgress if record.attempt == claim.attempt => regrant(&record, claim.lease, now),
-        State::Pending => {
-            record.attempt = claim.attempt;
-            record.fence = Fence::next(Some(record.fence), now);
-            grant(record, claim.lease, Found::Pending, None, now)
         }
         _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
     }
@@ -202,6 +196,7 @@ fn begin(
         reconcile_after: None,
         void: false,
         progress: Progress::default(),
+        queued_until: (ask.mode == Mode::Accept).then(|| now.plus(ask.queued_for)),
     };
     if ask.mode == Mode::Accept {
         return Step::put(record, None, Reservation::Accepted { found });
@@ -230,6 +225,8 @@ fn grant_again(
     if ask.mode == Mode::Accept {
         record.state = State::Pending;
         record.finished_at = None;
+        record.lease_until = now;
+        record.queued_until = Some(now.plus(ask.queued_for));
         return Step::put(record, audit, Reservation::Accepted { found });
     }
     grant(record, ask.lease, found, audit, now)
@@ -280,7 +277,7 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
     let repeated = match (stored.state, &write) {
         // The handler may have completed it inside its own transaction, before the engine wrote.
         (State::Completed, _) => true,
-        (State::FailedRetryable, Write::Release(_)) => true,
+        (State::FailedRetryable | State::Pending, Write::Release(_)) => true,
         (State::Unknown, Write::MarkUnknown(_)) => true,
         (State::Unknown, Write::Release(_)) => stored.progress.must_not_go_on(),
         _ => false,
@@ -332,7 +329,7 @@ fn complete(record: &mut Record, reply: Reply, now: Timestamp) {
 /// Whoever has made a step has acted: it is never said to have failed, but waits to be gone on with.
 fn release(record: &mut Record, why: Box<str>, now: Timestamp) {
     if record.progress.is_none() {
-        retryable(record, why, now);
+        not_acted(record, why, now);
     } else if record.progress.must_not_go_on() {
         unknown(record, EFFECT_WITHOUT_RESULT.into(), now);
     } else {
@@ -347,6 +344,14 @@ fn is_suspended(record: &Record, why: &str, now: Timestamp) -> bool {
         && !record.progress.must_not_go_on()
         && record.last_error.as_deref() == Some(why)
         && record.lease_until <= now
+}
+
+/// Nothing was done. Where a client was promised that it will be, it waits to be claimed again.
+fn not_acted(record: &mut Record, why: Box<str>, now: Timestamp) {
+    match record.is_queued() {
+        true => pending_again(record, why, now),
+        false => retryable(record, why, now),
+    }
 }
 
 fn retryable(record: &mut Record, why: Box<str>, now: Timestamp) {
@@ -398,7 +403,7 @@ fn after_lease(record: &Record, now: Timestamp) -> (Record, Option<AuditRecord>)
         Effects::Phased => {}
         // Earlier attempts made steps, under a policy that has changed since.
         Effects::Local | Effects::None if !record.progress.is_none() => {}
-        Effects::Local | Effects::None => retryable(&mut moved, LEASE_RAN_OUT.into(), now),
+        Effects::Local | Effects::None => not_acted(&mut moved, LEASE_RAN_OUT.into(), now),
     }
     let remembered = audit(record, AuditEvent::LeaseExpired, moved.state.name(), None, now);
     (moved, Some(remembered))

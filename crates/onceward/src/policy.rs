@@ -6,7 +6,9 @@ use http::{Method, StatusCode};
 
 use crate::{fingerprint::Recipe, profile::Profile, record::Effects};
 
+mod queued;
 mod route;
+pub use queued::{KEPT_HEADERS, Queued};
 pub use route::{BadPattern, Pattern, Routes};
 
 /// The rules for a route. Start with [`Policy::required`], [`Policy::optional`] or
@@ -19,6 +21,7 @@ pub struct Policy {
     pub(crate) methods: Methods,
     pub(crate) effects: Effects,
     pub(crate) single: bool,
+    pub(crate) queued: Option<Queued>,
     pub(crate) in_flight: InFlight,
     pub(crate) server_errors: ServerErrors,
     pub(crate) expired_runs_again: bool,
@@ -98,6 +101,8 @@ pub struct Rules<'a> {
     pub presence: Presence,
     /// See [`Policy::effects`].
     pub effects: Effects,
+    /// See [`Policy::queued`].
+    pub queued: Option<&'a Queued>,
     /// See [`Policy::in_flight`].
     pub in_flight: InFlight,
     /// See [`Policy::server_errors`].
@@ -131,6 +136,12 @@ pub enum BadPolicy {
     /// What is reserved and completed in one transaction can have no effects outside of it.
     #[error("a `single` policy is for effects `local` only, not `{0}`")]
     SingleIsLocal(&'static str),
+    /// What is reserved in the handler's own transaction cannot be accepted before.
+    #[error("a `single` policy cannot be queued")]
+    SingleIsInline,
+    /// Over before anything could be begun, or longer than anybody remembers what was asked.
+    #[error("accepted requests may wait between one second and 30 days")]
+    QueuedFor,
 }
 
 impl Policy {
@@ -143,6 +154,7 @@ impl Policy {
             methods: Methods::Unsafe,
             effects: Effects::Undeclared,
             single: false,
+            queued: None,
             in_flight: InFlight::Conflict,
             server_errors: ServerErrors::ByEffects,
             expired_runs_again: false,
@@ -214,12 +226,26 @@ impl Policy {
 
     /// Reserve, work and reply in one commit, for purely local work: declares effects `local`. The
     /// handler has to use [`crate::Operation::transaction`], and a duplicate waits for the first
-    /// one's transaction as long as the database lets it, then gets 409.
+    /// one's transaction as long as the database lets it, then gets 409. It is not queued.
     #[must_use]
     pub fn single(mut self) -> Self {
         self.effects = Effects::Local;
+        self.queued = None;
         self.single = true;
         self
+    }
+
+    /// Requests are answered 202 as soon as they are stored, and executed later, until they are done or
+    /// their time is over. That needs a worker: [`crate::Resumer`].
+    ///
+    /// # Errors
+    /// On a [`Policy::single`] policy.
+    pub fn queued(mut self, queued: Queued) -> Result<Self, BadPolicy> {
+        if self.single {
+            return Err(BadPolicy::SingleIsInline);
+        }
+        self.queued = Some(queued);
+        Ok(self)
     }
 
     /// What a retry gets while the first attempt is at work. A wait is at most 10 seconds.
@@ -316,6 +342,7 @@ impl Policy {
             profile: self.profile,
             presence: self.presence,
             effects: self.effects,
+            queued: self.queued.as_ref(),
             in_flight: self.in_flight,
             server_errors: self.server_errors,
             expired_runs_again: self.expired_runs_again,

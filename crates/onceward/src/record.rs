@@ -211,7 +211,7 @@ pub struct Record {
     pub created_at: Timestamp,
     /// When the last attempt was granted.
     pub started_at: Timestamp,
-    /// Until when that attempt may be silent.
+    /// Until when that attempt may be silent; of pending work, when it may be begun.
     pub lease_until: Timestamp,
     /// How long one attempt may go on renewing.
     pub max_execution: Duration,
@@ -234,6 +234,9 @@ pub struct Record {
     pub void: bool,
     /// How far this generation has come, if its work is phased.
     pub progress: Progress,
+    /// Until when it may wait to be begun, if it was accepted for later: it is *queued*. Pending, it
+    /// is not begun before [`Record::lease_until`].
+    pub queued_until: Option<Timestamp>,
 }
 
 impl Record {
@@ -245,6 +248,11 @@ impl Record {
     /// Whether an attempt is alive, as far as the store can know.
     pub fn lease_is_live(&self, now: Timestamp) -> bool {
         self.state == State::InProgress && now < self.lease_until
+    }
+
+    /// Whether a client was promised that it would be executed later.
+    pub fn is_queued(&self) -> bool {
+        self.queued_until.is_some()
     }
 }
 
@@ -287,7 +295,7 @@ pub struct SavedStep {
     pub result: Bytes,
 }
 
-/// The request of a phased operation, kept so that a worker can go on with it.
+/// The request of a phased or queued operation, kept so that a worker can go on with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRequest {
     /// The method.
@@ -358,11 +366,13 @@ pub enum AuditEvent {
     Voided,
     /// The data keys of the whole scope were dropped: nothing that was sealed for it opens any more.
     Erased,
+    /// Work that was accepted for later was given up before it acted.
+    GivenUp,
 }
 
 impl AuditEvent {
     /// All events.
-    pub const ALL: [AuditEvent; 7] = [
+    pub const ALL: [AuditEvent; 8] = [
         AuditEvent::LeaseExpired,
         AuditEvent::LateCompletion,
         AuditEvent::SupersededResult,
@@ -370,6 +380,7 @@ impl AuditEvent {
         AuditEvent::Released,
         AuditEvent::Voided,
         AuditEvent::Erased,
+        AuditEvent::GivenUp,
     ];
 
     /// The name under which the event is stored and shown.
@@ -382,6 +393,7 @@ impl AuditEvent {
             AuditEvent::Released => "released",
             AuditEvent::Voided => "voided",
             AuditEvent::Erased => "erased",
+            AuditEvent::GivenUp => "given_up",
         }
     }
 

@@ -47,6 +47,8 @@ pub enum Code {
     UpstreamUnreachable,
     /// The store cannot be used; nothing was executed.
     StoreUnavailable,
+    /// Accepted work was never executed, and is given up. Stored as its reply.
+    NotExecuted,
 }
 
 /// Under which key a client may try again.
@@ -73,7 +75,7 @@ impl Retry {
 
 impl Code {
     /// All codes that this crate answers with.
-    pub const ALL: [Code; 15] = [
+    pub const ALL: [Code; 16] = [
         Code::KeyMissing,
         Code::KeyInvalid,
         Code::RequestTooOld,
@@ -89,6 +91,7 @@ impl Code {
         Code::RateLimited,
         Code::UpstreamUnreachable,
         Code::StoreUnavailable,
+        Code::NotExecuted,
     ];
 
     /// The code as clients see it.
@@ -109,6 +112,7 @@ impl Code {
             Code::RateLimited => "idempotency_rate_limited",
             Code::UpstreamUnreachable => "idempotency_upstream_unreachable",
             Code::StoreUnavailable => "idempotency_store_unavailable",
+            Code::NotExecuted => "idempotency_not_executed",
         }
     }
 
@@ -128,6 +132,7 @@ impl Code {
             Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Code::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
             Code::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::NotExecuted => StatusCode::GATEWAY_TIMEOUT,
         }
     }
 
@@ -149,6 +154,7 @@ impl Code {
             Code::RateLimited => "Too many requests",
             Code::UpstreamUnreachable => "The service could not be reached",
             Code::StoreUnavailable => "The idempotency store is not available",
+            Code::NotExecuted => "The accepted request was not executed",
         }
     }
 
@@ -160,7 +166,7 @@ impl Code {
             | Code::RateLimited
             | Code::UpstreamUnreachable
             | Code::StoreUnavailable => Retry::SameKey,
-            Code::Mismatch => Retry::NewKey,
+            Code::Mismatch | Code::NotExecuted => Retry::NewKey,
             Code::KeyMissing
             | Code::KeyInvalid
             | Code::RequestTooOld
@@ -182,7 +188,7 @@ impl Code {
             Code::KeyExpired => "expired",
             Code::ReplyNotStored => "reply_not_stored",
             Code::RateLimited => "rate_limited",
-            Code::UpstreamUnreachable => "not_executed",
+            Code::UpstreamUnreachable | Code::NotExecuted => "not_executed",
             Code::StoreUnavailable => "unavailable",
             Code::KeyMissing
             | Code::KeyInvalid
@@ -355,6 +361,15 @@ impl Rejection {
         .with_retry_after(Duration::from_secs(1))
     }
 
+    /// Accepted work that could not be executed in its time.
+    pub fn not_executed() -> Self {
+        Self::new(
+            Code::NotExecuted,
+            "The request was accepted and could not be executed in time. It was not executed, and \
+             will not be. Send it again with a new key.",
+        )
+    }
+
     /// What the machine refused.
     pub fn refused(refusal: &Refusal, profile: Profile) -> Self {
         match refusal {
@@ -364,7 +379,7 @@ impl Rejection {
                  request unchanged, or this one with a key of its own. Nothing was executed.",
             )
             .with_status(profile.mismatch_status()),
-            Refusal::InProgress { retry_after } => Self::new(
+            Refusal::InProgress { retry_after, .. } => Self::new(
                 Code::KeyInProgress,
                 "Retry later with the same key to get its reply. It was not executed again.",
             )

@@ -78,7 +78,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Takes the record if it is free, else returns what is in the way.
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation>;
 
-    /// Takes a pending record for execution. Answers as `reserve` does.
+    /// Takes a pending record for execution, if it is due. Answers as `reserve` does.
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation>;
 
     /// Renews, completes, releases or marks unknown, guarded by the lease's attempt and fence.
@@ -91,9 +91,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The steps that were saved in this generation of the record, oldest first.
     fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>>;
 
-    /// At most `limit` phased records that wait to be gone on with: in progress, their lease over,
-    /// and without an open effect that must not be called again. The oldest lease comes first; a
-    /// record that somebody is at work on may be left out.
+    /// At most `limit` records that wait for a worker: phased ones that are in progress, their lease
+    /// over, and without an open effect that must not be called again; and pending ones that are due.
+    /// Whoever has waited longest comes first; a record that somebody is at work on may be left out.
     fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
 
     /// Decides from outside what nobody inside can know: the reconciler and operators.
@@ -215,9 +215,11 @@ pub struct Ask {
     pub method: Arc<str>,
     /// The request's path without its query.
     pub path: Arc<str>,
-    /// The whole request, of phased work only. The first grant of a generation keeps it beside the
-    /// record, for a worker that may have to go on with it.
+    /// The whole request, of phased and of queued work only. The first grant of a generation keeps it
+    /// beside the record, for a worker that may have to go on with it.
     pub request: Option<Arc<StoredRequest>>,
+    /// How long accepted work may wait to be begun ([`Mode::Accept`]).
+    pub queued_for: Duration,
 }
 
 /// What a free record is reserved for.
@@ -240,6 +242,10 @@ pub struct Claim {
     pub attempt: AttemptId,
     /// How long it may be silent.
     pub lease: Duration,
+    /// How long it may go on renewing.
+    pub max_execution: Duration,
+    /// What the work can do to the world, as it is declared now.
+    pub effects: Effects,
 }
 
 /// All a store may decide: free, or not.
@@ -294,8 +300,8 @@ pub enum Write {
     /// Store the final reply.
     Complete(Reply),
     /// The attempt ends without a reply: the same request may run again. Known not to have acted, but
-    /// for the steps of a phased operation, which then waits at its recovery point. With a stable
-    /// code that says why.
+    /// for the steps of a phased operation, which then waits at its recovery point. A queued one waits
+    /// to be claimed again. With a stable code that says why.
     Release(Box<str>),
     /// May have acted. With a stable code that says why.
     MarkUnknown(Box<str>),
@@ -372,7 +378,7 @@ pub enum Advanced {
     Refused(&'static str),
 }
 
-/// A phased operation that waits to be gone on with.
+/// An operation that waits for a worker: a phased one that was cut off, or a pending one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resumable {
     /// Its record.
@@ -399,10 +405,12 @@ pub struct Resolve {
 /// What a reconciler or an operator may decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// `unknown` becomes `completed`: this is what had happened.
+    /// `unknown` becomes `completed`: this is what had happened. `pending` becomes `completed`: it is
+    /// given up, and this is what its client is told.
     Complete(Reply),
     /// `unknown` becomes `failed_retryable`: it did not act, and here is how we know. A phased
     /// operation becomes `in_progress`: its open effect did not act, and it waits to be gone on with.
+    /// A queued one becomes `pending`: its client was promised that it would be executed.
     Release(Proof),
     /// `completed` becomes `expired`: the next use runs as a new generation.
     Void,

@@ -31,11 +31,13 @@ use crate::{
 
 mod body; // the body type of what passes
 mod protect; // reading bodies to a cap, and the task in which a request runs
-mod resume; // going on with phased operations
+mod resume; // going on without a client
+mod work; // the worker that does so
 
 pub use body::{Body, Watch};
 pub use protect::{Collected, Consent, collect, early, run_detached, take_body};
 pub use resume::{KeptBody, Resumer};
+pub use work::work;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

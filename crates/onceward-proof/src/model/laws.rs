@@ -96,6 +96,10 @@ fn reserved(
             turn.see(Situation::LeaseOverFoundByReserve, true);
             law(lease_is_over(&before), "I3: a live lease was ended by a reserve")
         }
+        (InProgress, Pending) => {
+            let over = lease_is_over(&before) && may_run_again(before.effects);
+            law(over && before.queued, "I1: work was queued again that may still act")
+        }
         (FailedRetryable, InProgress) => {
             turn.see(Situation::ReservedAgain, true);
             turn.see(Situation::TwoGrants, true);
@@ -139,7 +143,7 @@ fn written(
     fence: FenceNo,
     completes: bool,
 ) -> Verdict {
-    use RecordState::{Completed, FailedRetryable, InProgress, Unknown};
+    use RecordState::{Completed, FailedRetryable, InProgress, Pending, Unknown};
     let (Some(before), Some(after)) = (before, after) else {
         return law(false, "I11: a write made or removed a record");
     };
@@ -155,7 +159,11 @@ fn written(
         }
         (InProgress, FailedRetryable) => {
             turn.see(Situation::Released, true);
-            Ok(())
+            law(!before.queued, "accepted work was released and nobody will begin it")
+        }
+        (InProgress, Pending) => {
+            turn.see(Situation::QueuedAgain, true);
+            law(before.queued, "work waits for a worker that was never accepted")
         }
         (InProgress, Unknown) => {
             turn.see(Situation::MarkedUnknown, true);
@@ -176,7 +184,8 @@ fn swept(turn: &mut Turn<'_>, before: Option<Stored>, after: Option<Stored>) -> 
     };
     law(lease_is_over(&before), "I3: the sweeper ended a live lease")?;
     law(before.fence == after.fence, "I3: the sweeper changed the fence")?;
-    let retryable = after.state == RecordState::FailedRetryable;
+    let again = if before.queued { RecordState::Pending } else { RecordState::FailedRetryable };
+    let retryable = after.state == again;
     turn.see(Situation::LeaseOverRetryable, retryable);
     turn.see(Situation::LeaseOverUnknown, after.state == RecordState::Unknown);
     let by_effects = retryable == matches!(before.effects, Effects::None | Effects::Local);
@@ -226,7 +235,8 @@ fn resolved(
         turn.state.fence_max = turn.state.fence_max.max(Some(after.fence));
         return law(after.state == RecordState::Completed, "a resolution that did not resolve");
     }
-    law(after.state == RecordState::FailedRetryable, "a release that did not release")?;
+    let again = if before.queued { RecordState::Pending } else { RecordState::FailedRetryable };
+    law(after.state == again, "a release that did not release")?;
     turn.see(Situation::FoundNotExecuted, by == By::Reconciler);
     turn.see(Situation::OperatorReleased, by == By::Operator);
     turn.see(Situation::GivenBack, by == By::Attempt);

@@ -59,6 +59,7 @@ situations! {
     AcceptedAgain: "failed_retryable -> pending by accept",
     Claimed: "pending -> in_progress by claim",
     Completed: "in_progress -> completed",
+    QueuedAgain: "in_progress -> pending by release, of accepted work",
     Released: "in_progress -> failed_retryable by release",
     MarkedUnknown: "in_progress -> unknown by mark unknown",
     LeaseOverUnknown: "lease over -> unknown, by the sweeper",

@@ -45,6 +45,8 @@ pub(super) struct Stored {
     pub(super) reply: Option<Answer>,
     pub(super) has_ticket: bool,
     pub(super) void: bool,
+    /// Whether it was accepted for later.
+    pub(super) queued: bool,
     /// Which use of the key it is, counted over purges: known to the model only.
     pub(super) use_no: u8,
 }

@@ -78,6 +78,7 @@ impl Turn<'_> {
             method: "".into(),
             path: "".into(),
             request: None,
+            queued_for: Duration::MAX,
         }
     }
 
@@ -96,7 +97,13 @@ impl Turn<'_> {
             }
         }
         let step = if claims {
-            let claim = Claim { id: ask.id.clone(), attempt: ask.attempt, lease: ask.lease };
+            let claim = Claim {
+                id: ask.id.clone(),
+                attempt: ask.attempt,
+                lease: ask.lease,
+                max_execution: ask.max_execution,
+                effects: ask.effects,
+            };
             machine::claim(found.as_ref(), &claim, now())
         } else {
             machine::reserve(found.as_ref(), &ask, now())
@@ -372,6 +379,7 @@ fn unpack(record: &Stored, id: &RecordId, world: &World) -> Record {
         reconcile_after: record.has_ticket.then(now),
         void: record.void,
         progress: Progress::default(),
+        queued_until: record.queued.then(|| at(NEVER)),
     }
 }
 
@@ -388,6 +396,7 @@ fn pack(record: &Record, use_no: u8) -> Stored {
         reply: record.reply.as_ref().map(whose),
         has_ticket: record.reconcile_after.is_some(),
         void: record.void,
+        queued: record.is_queued(),
         use_no,
     }
 }

@@ -93,6 +93,13 @@ pub const SMALL: &[World] = &[
         ..PLAIN
     },
     World {
+        name: "a route that became queued",
+        comers: &[REQUEST, (Role::Accepts, 1)],
+        renews: false,
+        late_writes: false,
+        ..PLAIN
+    },
+    World {
         name: "one key that lives and dies",
         expired_runs_again: false,
         comers: &[REQUEST],

@@ -186,6 +186,16 @@ settings! {
     /// What the work can do to the world: `undeclared`, `external`, `phased`, `local` or `none`.
     #[schemars(extend("enum" = ["undeclared", "external", "phased", "local", "none"]))]
     effects: Text,
+    /// When a request is executed: `inline` (its client waits for the reply) or `queued` (answered 202 as
+    /// soon as it is stored, executed later, and tried again while it was not).
+    #[schemars(extend("enum" = ["inline", "queued"]))]
+    execution: Text,
+    /// How long an accepted request may wait to be executed, before it is given up and its client is told
+    /// so. 24h by default, at most 30d.
+    queued_for: Text,
+    /// The headers of a queued request that are stored and sent later. By default those that say how it is
+    /// to be read and where it comes from, and no credentials: who lists `authorization` has it stored.
+    queued_headers: Vec<Text>,
     /// What a retry gets while the first attempt is at work: `conflict` (409), `wait` or `accepted`
     /// (202 with a status address).
     #[schemars(extend("enum" = ["conflict", "wait", "accepted"]))]

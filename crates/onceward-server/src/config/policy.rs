@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use http::{HeaderName, Method};
 use onceward::{
-    Effects, InFlight, Policy, Profile, Recipe,
+    Effects, InFlight, Policy, Profile, Queued, Recipe,
     fingerprint::FingerprintKey,
     policy::{Pattern, Presence, ServerErrors},
 };
@@ -103,6 +103,9 @@ impl Reader<'_> {
         if let Some(effects) = self.effects()? {
             policy = policy.effects(effects).with_context(|| self.at("effects"))?;
         }
+        if let Some(queued) = self.queued()? {
+            policy = policy.queued(queued).with_context(|| self.at("execution"))?;
+        }
         if let Some(lease) = self.time("lease", &file.lease)? {
             policy = policy.lease(lease).with_context(|| self.at("lease"))?;
         }
@@ -144,6 +147,44 @@ impl Reader<'_> {
             effects.map(Effects::name).unwrap_or_default()
         );
         Ok(effects)
+    }
+
+    /// Of a queued route, how its requests wait. What else a queued route needs is asked for here.
+    fn queued(&self) -> Result<Option<Queued>> {
+        let file = self.settings;
+        let known = [("inline", false), ("queued", true)];
+        let is_queued = self.word("execution", &file.execution, &known)?.unwrap_or(false);
+        for (key, given) in [
+            ("queued_for", file.queued_for.is_some()),
+            ("queued_headers", file.queued_headers.is_some()),
+        ] {
+            ensure!(
+                is_queued || !given,
+                "{}{key} has a meaning only with execution = \"queued\"",
+                self.section
+            );
+        }
+        if !is_queued {
+            return Ok(None);
+        }
+        let mut queued = match self.time("queued_for", &file.queued_for)? {
+            Some(time) => Queued::within(time).with_context(|| self.at("queued_for"))?,
+            None => Queued::default(),
+        };
+        if let Some(given) = &file.queued_headers {
+            let headers: Result<Vec<HeaderName>> =
+                given.iter().map(|text| self.header("queued_headers", text)).collect();
+            let headers = headers?;
+            let ours = headers.iter().find(|name| name.as_str().starts_with("onceward-"));
+            ensure!(
+                ours.is_none(),
+                "{}queued_headers: `{}` is said anew at each attempt, and never by a client",
+                self.section,
+                ours.map(HeaderName::as_str).unwrap_or_default()
+            );
+            queued = queued.headers(headers);
+        }
+        Ok(Some(queued))
     }
 
     fn in_flight(&self) -> Result<InFlight> {

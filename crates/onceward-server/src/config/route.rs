@@ -172,6 +172,7 @@ impl RouteTable {
         }
         let mut table = RouteTable { routes, defaults, warnings: Vec::new() };
         table.compare(&file.routes)?;
+        table.look_at_queued(store);
         Ok(table)
     }
 
@@ -239,6 +240,18 @@ impl RouteTable {
             routes = routes.route(route.name(), (*route.policy).clone())?;
         }
         Ok(routes)
+    }
+
+    /// Notes routes whose promise does not outlive the process.
+    fn look_at_queued(&mut self, store: &StoreUrl) {
+        let queued = self.all().filter(|route| route.policy.rules().queued.is_some());
+        let queued: Vec<String> = queued.map(|route| format!("\"{}\"", route.name())).collect();
+        if *store == StoreUrl::Memory && !queued.is_empty() {
+            self.warnings.push(format!(
+                "{}: what is accepted is lost when the process ends, since the store is in memory",
+                queued.join(", ")
+            ));
+        }
     }
 
     /// Refuses routes that no request can reach, and notes those whose order matters.
@@ -324,6 +337,11 @@ fn read_route(
         path::comparable(wanted.trim())
     );
     let mut settings = written.over(defaults);
+    if written.execution.is_some() {
+        // How to wait is said together with the wish to be queued.
+        settings.queued_for.clone_from(&written.queued_for);
+        settings.queued_headers.clone_from(&written.queued_headers);
+    }
     if written.in_flight.is_some() {
         // How long to wait is said together with the wish to wait.
         settings.wait.clone_from(&written.wait);

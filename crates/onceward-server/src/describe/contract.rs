@@ -148,6 +148,7 @@ fn of_route(route: &Route) -> String {
         Presence::Optional => "optional; a request without one is not protected",
     };
     let in_flight = match rules.in_flight {
+        _ if rules.queued.is_some() => "202 again, with the same `Location`".to_owned(),
         InFlight::Conflict => "409 and `Retry-After`".to_owned(),
         InFlight::Wait(at_most) => {
             format!("the retry waits up to {} for the reply, then 409", show::duration(at_most))
@@ -194,6 +195,17 @@ fn of_route(route: &Route) -> String {
         ("what is compared", compared(route)),
         ("if the store is down", "503 and `Retry-After`; nothing is run".to_owned()),
     ];
+    if let Some(queued) = rules.queued {
+        rows.push((
+            "execution",
+            format!(
+                "queued: 202 with the address (`Location`) of its state, then executed; a retry gets \
+                 the reply once there is one, or 504 `idempotency_not_executed` if there was none \
+                 within {}",
+                show::duration(queued.time())
+            ),
+        ));
+    }
     if let Some(age) = &route.max_age {
         let told = match &age.header {
             Some(header) => format!("told by `{header}` (HTTP-date or seconds since 1970)"),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onceward::{
-    InFlight, KeyRules, Rate,
+    InFlight, KeyRules, Queued, Rate,
     key::{Emails, Syntax},
 };
 use serde_json::{Map, Value, json};
@@ -144,6 +144,8 @@ pub(super) fn settings(route: &Route) -> Settings {
     let on_5xx = ON_5XX.iter().find(|(_, meaning)| *meaning == rules.server_errors);
     let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
     let (in_flight, wait) = in_flight(rules.in_flight);
+    let kept = rules.queued.map_or(&[][..], Queued::kept);
+    let kept: Vec<&str> = kept.iter().map(http::HeaderName::as_str).collect();
     let max_age = route.max_age.as_ref();
     let age_header = max_age.and_then(|age| age.header.as_ref().map(http::HeaderName::as_str));
     vec![
@@ -151,6 +153,9 @@ pub(super) fn settings(route: &Route) -> Settings {
         ("key", json!(route.key.name())),
         ("methods", json!(methods)),
         ("effects", json!(rules.effects.name())),
+        ("execution", json!(execution(route))),
+        ("queued_for", json!(rules.queued.map(|queued| duration(queued.time())))),
+        ("queued_headers", json!(kept)),
         ("in_flight", json!(in_flight)),
         ("wait", json!(wait.map(duration))),
         ("lease", json!(duration(rules.lease))),
@@ -170,6 +175,10 @@ pub(super) fn settings(route: &Route) -> Settings {
         ("max_request_age_header", json!(age_header)),
         ("upgrade", json!(route.upgrade)),
     ]
+}
+
+fn execution(route: &Route) -> &'static str {
+    if route.policy.rules().queued.is_some() { "queued" } else { "inline" }
 }
 
 fn in_flight(in_flight: InFlight) -> (&'static str, Option<Duration>) {
@@ -230,7 +239,8 @@ fn cell(value: &Value) -> String {
 }
 
 pub(super) fn routes_table(config: &Config) -> String {
-    let head = ["MATCH", "KEY", "PROTECTS", "EFFECTS", "IN FLIGHT", "ON 5XX", "RETENTION"];
+    let head =
+        ["MATCH", "KEY", "PROTECTS", "EFFECTS", "EXECUTION", "IN FLIGHT", "ON 5XX", "RETENTION"];
     let mut rows = vec![head.map(str::to_owned)];
     for route in config.routes.all() {
         let rules = route.policy.rules();
@@ -242,6 +252,7 @@ pub(super) fn routes_table(config: &Config) -> String {
             route.key.name().to_owned(),
             what(protects.join(" ")),
             what(rules.effects.name().to_owned()),
+            what(execution(route).to_owned()),
             what(in_flight(rules.in_flight).0.to_owned()),
             what(on_5xx.map_or("", |(word, _)| word).to_owned()),
             what(duration(rules.retention)),

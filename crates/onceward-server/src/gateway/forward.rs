@@ -28,8 +28,8 @@ pub(super) struct Forward {
     pub(super) patience: Duration,
     /// Between two parts of a reply that is too large to keep.
     pub(super) stall_max: Duration,
-    /// For the body, as long as it is needed.
-    pub(super) room: Room,
+    /// For the body, as long as it is needed; none for one that was stored.
+    pub(super) room: Option<Room>,
     /// Where room for the reply comes from.
     pub(super) budget: Arc<Budget>,
 }

@@ -198,3 +198,27 @@ fn keys_of_the_ring_are_rotated_and_sealing_is_not_switched_by_a_reload() {
     }
     assert_eq!(world.upstream.count(), 2);
 }
+
+#[test]
+fn a_route_becomes_queued_and_inline_again_and_what_was_accepted_is_executed() {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let upstream = Upstream::start(move |number, _| match number {
+        0 => Act::Send(response(429, "", "busy")),
+        1 => Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done")),
+        _ => ok("more"),
+    });
+    let world = World::new(upstream, "");
+    world.reload("[defaults]\nexecution = \"queued\"\n", "was reloaded");
+    assert_eq!(post(world.gateway.address, KEY, "{}", &[]).status, 202);
+    eventually("the first attempt", || (world.upstream.count() == 1).then_some(()));
+    world.reload("", "was reloaded");
+    // Its second attempt is made without any queued route; a retry meets it.
+    gate.open();
+    let reply = eventually("the reply", || {
+        let answer = post(world.gateway.address, KEY, "{}", &[]);
+        (answer.status == 200).then_some(answer)
+    });
+    assert!(reply.is_replay() && reply.text() == "done", "{}", reply.text());
+    assert_eq!(world.upstream.count(), 2);
+}

@@ -14,7 +14,7 @@ pub(crate) use client::{Answer, Connection, post, request, send};
 pub(crate) use gate::Gate;
 pub(crate) use gateway::{Gateway, binary};
 pub(crate) use schema::violation;
-pub(crate) use upstream::{Act, Upstream, ok, response};
+pub(crate) use upstream::{Act, Seen, Upstream, ok, response};
 
 use std::{
     thread::sleep,

@@ -44,6 +44,11 @@ CREATE TABLE onceward.records (
     open_effect            text,
     open_effect_idempotent boolean,
     reply_status           smallint,
+    -- Until when accepted work may wait to be begun.
+    queued_until           bigint,
+    -- When pending work may be begun. Null in all other states, so that completing does not change it.
+    due_at                 bigint   GENERATED ALWAYS AS
+                                    (CASE WHEN state = 'pending' THEN lease_until END) STORED,
     -- Where the record stands, or stood last, in the list of leases.
     check_at               bigint   NOT NULL,
     -- When the reaper looks at it. Set when the record is reserved and not changed by `complete`:
@@ -60,6 +65,8 @@ CREATE TABLE onceward.records (
 CREATE INDEX records_reap ON onceward.records (reap_at);
 -- For the reconciler: unknown outcomes that are due.
 CREATE INDEX records_reconcile ON onceward.records (reconcile_after) WHERE reconcile_after IS NOT NULL;
+-- For the dispatcher: pending work that is due.
+CREATE INDEX records_due ON onceward.records (due_at) WHERE due_at IS NOT NULL;
 
 -- For the sweeper and the resumer: one row for each record in progress.
 CREATE TABLE onceward.leases (
@@ -76,7 +83,8 @@ CREATE TABLE onceward.replies (
     body           bytea
 );
 
--- What phased operations have done, and the requests by which a worker goes on with them.
+-- What phased operations have done, and the requests by which a worker goes on with them and with what
+-- was accepted for later.
 CREATE TABLE onceward.steps (
     record_id  bigint  NOT NULL,
     generation integer NOT NULL,
@@ -144,5 +152,6 @@ CREATE TYPE onceward.found AS (
     reply_status           smallint,
     reply_headers          bytea,
     reply_schema           text,
-    reply_body             bytea
+    reply_body             bytea,
+    queued_until           bigint
 );

@@ -22,6 +22,12 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN at > 9223372036854775807 - duration THEN 9223372036854775807 ELSE at + duration END
 $$;
 
+-- How long queued work waits after so many attempts: a second, doubling, at most a minute.
+CREATE FUNCTION onceward.backoff(attempts integer) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT least(60, 1 << greatest(least(attempts - 1, 6), 0)) * 1000000::bigint
+$$;
+
 -- Takes what is absent, and returns what is in the way. Requests that go the same way are a class, and
 -- what is the same for all of a class is given once. What is taken has `t` for its fence and a lease
 -- from then on; one row without an attempt stands for all. What would have to be changed to be taken
@@ -35,7 +41,7 @@ CREATE FUNCTION onceward.reserve(
     at bigint, scopes text[], keys text[], fingerprints bytea[], attempts uuid[], paths text[],
     classes integer[], recipes integer[], modes text[], leases bigint[], max_executions bigint[],
     retentions bigint[], tombstones bigint[], effects text[], routes text[], methods text[],
-    requests bytea[], patience text, new_ones boolean
+    queued_fors bigint[], requests bytea[], patience text, new_ones boolean
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -70,7 +76,8 @@ BEGIN
                 INSERT INTO onceward.records AS r (
                     scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
                     effects, route, method, path, created_at, started_at, lease_until,
-                    max_execution, expires_at, retention, tombstone, void, check_at, reap_at)
+                    max_execution, expires_at, retention, tombstone, void, queued_until, check_at,
+                    reap_at)
                 SELECT a.scope, a.key, recipes[a.class], a.fingerprint, 1,
                        CASE modes[a.class] WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
                        a.attempt, greatest(t, 1), CASE modes[a.class] WHEN 'execute' THEN 1 ELSE 0 END,
@@ -79,6 +86,8 @@ BEGIN
                                            ELSE t END,
                        max_executions[a.class], onceward.plus(t, retentions[a.class]),
                        retentions[a.class], tombstones[a.class], false,
+                       CASE modes[a.class] WHEN 'accept'
+                                           THEN onceward.plus(t, queued_fors[a.class]) END,
                        onceward.plus(t, leases[a.class]), onceward.plus(t, retentions[a.class])
                 FROM unnest(scopes, keys, fingerprints, reserve.attempts, paths, classes)
                      AS a (scope, key, fingerprint, attempt, path, class)
@@ -95,7 +104,7 @@ BEGIN
             SELECT array_agg(ROW(NULL, 'taken', t, fresh.record_id, fresh.scope, fresh.key, NULL,
                                  NULL, NULL, NULL, fresh.attempt, NULL, NULL, NULL, NULL, NULL, NULL,
                                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL)::onceward.found),
+                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::onceward.found),
                    count(*)
             INTO taken, answered FROM fresh;
             IF answered = cardinality(scopes) THEN
@@ -123,7 +132,8 @@ BEGIN
                    r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
                    p.schema_version,
                    CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL
-                        ELSE p.body END
+                        ELSE p.body END,
+                   r.queued_until
             FROM unnest(scopes, keys, fingerprints, reserve.attempts, classes) WITH ORDINALITY
                  AS a (scope, key, fingerprint, attempt, class, position)
             CROSS JOIN LATERAL (SELECT * FROM onceward.records r
@@ -239,9 +249,11 @@ BEGIN
               OFFSET 0) a
         WHERE r.ctid = a.place AND r.attempt = a.attempt AND r.fence = a.fence
           AND r.state = 'in_progress'
-          AND (a.kind <> 'release' OR (r.recovery_point IS NULL AND r.open_effect IS NULL))
-        RETURNING r.record_id, r.attempt, r.check_at, r.recovery_point, r.effects, a.kind,
-                  a.headers, a.schema_version, a.body
+          -- What waits to be gone on with, or to be begun again, is looked at by itself.
+          AND (a.kind <> 'release' OR (r.recovery_point IS NULL AND r.open_effect IS NULL
+                                       AND r.queued_until IS NULL))
+        RETURNING r.record_id, r.attempt, r.check_at, r.recovery_point, r.effects,
+                  r.queued_until, a.kind, a.headers, a.schema_version, a.body
     ), answered AS (
         INSERT INTO onceward.replies (record_id, headers, schema_version, body)
         SELECT w.record_id, w.headers, w.schema_version, w.body FROM written w
@@ -255,7 +267,8 @@ BEGIN
     )
     SELECT array_agg(w.attempt),
            array_agg(w.record_id) FILTER (WHERE w.kind IN ('complete', 'release')
-               AND (w.effects = 'phased' OR w.recovery_point IS NOT NULL))
+               AND (w.effects = 'phased' OR w.recovery_point IS NOT NULL
+                    OR w.queued_until IS NOT NULL))
     INTO applied, stepped FROM written w;
     IF stepped IS NOT NULL THEN
         DELETE FROM onceward.requests q WHERE q.record_id = ANY (stepped);
@@ -285,7 +298,8 @@ BEGIN
            r.attempts, r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
            r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention, r.tombstone,
            r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
-           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body
+           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body,
+           r.queued_until
     FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
     LEFT JOIN LATERAL (SELECT * FROM onceward.records r
                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
@@ -355,14 +369,14 @@ BEGIN
             scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
             route, method, path, created_at, started_at, lease_until, max_execution, finished_at,
             expires_at, retention, tombstone, last_error, reconcile_after, void, recovery_point,
-            open_effect, open_effect_idempotent, reply_status, check_at, reap_at)
+            open_effect, open_effect_idempotent, reply_status, queued_until, check_at, reap_at)
         VALUES (
             record_scope, record_key, new.recipe, new.fingerprint, new.generation, new.state,
             new.attempt, new.fence, new.attempts, new.effects, new.route, new.method, new.path,
             new.created_at, new.started_at, new.lease_until, new.max_execution, new.finished_at,
             new.expires_at, new.retention, new.tombstone, new.last_error, new.reconcile_after,
             new.void, new.recovery_point, new.open_effect, new.open_effect_idempotent,
-            new.reply_status, new.lease_until, new.expires_at)
+            new.reply_status, new.queued_until, new.lease_until, new.expires_at)
         ON CONFLICT (scope, key) DO NOTHING
         RETURNING record_id INTO new.record_id;
         IF new.record_id IS NULL THEN
@@ -381,6 +395,7 @@ BEGIN
             reconcile_after = new.reconcile_after, void = new.void,
             recovery_point = new.recovery_point, open_effect = new.open_effect,
             open_effect_idempotent = new.open_effect_idempotent, reply_status = new.reply_status,
+            queued_until = new.queued_until,
             check_at = new.lease_until,
             reap_at = CASE new.state WHEN 'expired' THEN onceward.plus(new.expires_at, new.tombstone)
                                      ELSE new.expires_at END
@@ -487,7 +502,8 @@ $$;
 
 -- Moves records on whose lease ran out, by their declared effects. The condition is in the write,
 -- and a locked row is alive: it is skipped. A record with steps stays for whoever goes on with it,
--- unless an effect that must not be called again is open.
+-- unless an effect that must not be called again is open. Queued work that cannot have acted waits to be
+-- claimed again.
 CREATE FUNCTION onceward.sweep(at bigint, most integer)
 RETURNS TABLE (scope text, key text, state text, attempt uuid)
 LANGUAGE plpgsql VOLATILE
@@ -508,7 +524,8 @@ BEGIN
         FOR due IN
             SELECT l.check_at, r.record_id, r.state, r.lease_until, r.fence, r.generation, r.attempt,
                    r.scope, r.key,
-                   r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless
+                   r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless,
+                   r.queued_until IS NOT NULL AS queued
             FROM onceward.leases l
             CROSS JOIN LATERAL (
                 SELECT * FROM onceward.records r
@@ -536,12 +553,17 @@ BEGIN
                 CONTINUE;
             END IF;
             UPDATE onceward.records r SET
-                state = CASE WHEN due.harmless THEN 'failed_retryable' ELSE 'unknown' END,
+                state = CASE WHEN NOT due.harmless THEN 'unknown'
+                             WHEN due.queued THEN 'pending' ELSE 'failed_retryable' END,
                 reconcile_after = CASE WHEN due.harmless THEN NULL ELSE t END,
-                finished_at = CASE WHEN due.harmless THEN t ELSE r.finished_at END,
-                expires_at = CASE WHEN due.harmless THEN onceward.plus(t, r.retention)
-                                  ELSE r.expires_at END,
-                reap_at = CASE WHEN due.harmless
+                lease_until = CASE WHEN due.harmless AND due.queued
+                                   THEN onceward.plus(t, onceward.backoff(r.attempts))
+                                   ELSE r.lease_until END,
+                finished_at = CASE WHEN due.harmless AND NOT due.queued THEN t
+                                   ELSE r.finished_at END,
+                expires_at = CASE WHEN due.harmless AND NOT due.queued
+                                  THEN onceward.plus(t, r.retention) ELSE r.expires_at END,
+                reap_at = CASE WHEN due.harmless AND NOT due.queued
                                THEN least(r.reap_at, onceward.plus(t, r.retention))
                                ELSE r.reap_at END,
                 last_error = 'in_progress_lock_expired'
@@ -558,6 +580,38 @@ BEGIN
         END LOOP;
         EXIT WHEN NOT found_any OR moved >= most;
     END LOOP;
+END
+$$;
+
+-- What waits for a worker, the longest waiting first: phased work whose lease is over and that may go on,
+-- and pending work that is due. Each by its own index, whatever the planner believes.
+CREATE FUNCTION onceward.resumable(t bigint, most bigint)
+RETURNS TABLE (record_id bigint, "position" bigint)
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT d.record_id, row_number() OVER (ORDER BY d.lease_until)
+    FROM ((SELECT r.record_id, r.lease_until
+           FROM onceward.leases l
+           CROSS JOIN LATERAL (SELECT * FROM onceward.records r
+                               WHERE r.record_id = l.record_id OFFSET 0) r
+           WHERE l.check_at <= resumable.t
+             AND r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= resumable.t
+             AND coalesce(r.open_effect_idempotent, true)
+           ORDER BY r.lease_until LIMIT most)
+          UNION ALL
+          (SELECT r.record_id, r.lease_until FROM onceward.records r
+           WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
+           ORDER BY r.due_at LIMIT most)) d
+    ORDER BY 2 LIMIT most;
 END
 $$;
 

@@ -188,7 +188,7 @@ END
 $$;
 
 -- Says that this attempt did not act: the same request may run again. With steps made, it goes on
--- there.
+-- there. What was accepted for later is begun again by itself.
 CREATE FUNCTION onceward.fail(operation text, attempt uuid, fence bigint, reason text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
@@ -199,7 +199,7 @@ DECLARE
     t bigint := onceward.micros(NULL);
     why text := left(coalesce(nullif(fail.reason, ''), 'failed'), 255);
 BEGIN
-    IF r.state = 'failed_retryable' THEN
+    IF r.state IN ('failed_retryable', 'pending') THEN
         RETURN;
     ELSIF r.state <> 'in_progress' THEN
         RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
@@ -213,6 +213,11 @@ BEGIN
         UPDATE onceward.records SET lease_until = t, check_at = t, last_error = why
         WHERE record_id = r.record_id;
         INSERT INTO onceward.leases (check_at, record_id) VALUES (t, r.record_id);
+    ELSIF r.queued_until IS NOT NULL THEN
+        UPDATE onceward.records SET
+            state = 'pending', last_error = why,
+            lease_until = onceward.plus(t, onceward.backoff(r.attempts))
+        WHERE record_id = r.record_id;
     ELSE
         UPDATE onceward.records SET
             state = 'failed_retryable', finished_at = t, last_error = why,

@@ -60,6 +60,8 @@ BEGIN
         conditions := conditions || ' AND r.reconcile_after IS NOT NULL';
     ELSIF states = ARRAY['in_progress'] THEN
         conditions := conditions || ' AND r.record_id IN (SELECT l.record_id FROM onceward.leases l)';
+    ELSIF states = ARRAY['pending'] THEN
+        conditions := conditions || ' AND r.due_at IS NOT NULL';
     END IF;
     IF filter ->> 'after_at' IS NOT NULL THEN
         conditions := conditions || format(
@@ -73,7 +75,8 @@ BEGIN
                 r.fence::bigint, r.attempts, r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at, r.lease_until,
                 r.max_execution, r.finished_at, r.expires_at, r.retention, r.tombstone,
                 r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
-                r.open_effect_idempotent, r.reply_status, ''\x01''::bytea, NULL::text, NULL::bytea
+                r.open_effect_idempotent, r.reply_status, ''\x01''::bytea, NULL::text, NULL::bytea,
+                r.queued_until
          FROM onceward.records r WHERE %2$s
          ORDER BY r.%3$I %4$s, r.scope %4$s, r.key %4$s LIMIT %5$s',
         now, conditions, sorted, direction, (filter ->> 'limit')::integer);
@@ -137,12 +140,16 @@ BEGIN
     percent := least(100, 200000 / pages);
     RETURN QUERY
         SELECT s.name, coalesce(round(c.found * 100 / percent), 0)::bigint, true, NULL::bigint
-        FROM unnest(ARRAY['pending', 'completed', 'failed_retryable', 'expired']) s (name)
+        FROM unnest(ARRAY['completed', 'failed_retryable', 'expired']) s (name)
         LEFT JOIN (
             SELECT onceward.shown_state(r.state, r.expires_at, now) AS shown, count(*) AS found
             FROM onceward.records r TABLESAMPLE SYSTEM (percent)
             WHERE onceward.is_there(r.state, r.expires_at, r.tombstone, now)
             GROUP BY 1) c ON c.shown = s.name;
+    RETURN QUERY
+        SELECT 'pending', least(count(*), most), count(*) > most, min(r.created_at)
+        FROM (SELECT r.created_at FROM onceward.records r WHERE r.due_at IS NOT NULL
+              ORDER BY r.due_at LIMIT most + 1) r;
     RETURN QUERY
         SELECT 'in_progress', least(count(*), most), count(*) > most, min(r.created_at)
         FROM (SELECT l.record_id FROM onceward.leases l ORDER BY l.check_at LIMIT most + 1) l

@@ -10,6 +10,7 @@ use crate::{
     clock::Timestamp,
     machine::Refusal,
     observe,
+    policy::InFlight,
     record::Lease,
     rejection::Rejection,
     reply::{self, Reply},
@@ -19,8 +20,9 @@ impl<R> Call<'_, R> {
     pub(super) fn refuse(&mut self, refusal: &Refusal) {
         let policy = &self.admitted.policy;
         self.engine.count_refusal(refusal, policy);
-        if let Some(accepted) = self.engine.accepted(refusal, self.admitted) {
-            return self.send(accepted);
+        let says_accepted = policy.in_flight == InFlight::Accepted || policy.queued.is_some();
+        if let (Refusal::InProgress { state, .. }, true) = (refusal, says_accepted) {
+            return self.send(status::accepted(&self.admitted.id, *state));
         }
         let mut rejection = Rejection::refused(refusal, policy.profile);
         if matches!(refusal, Refusal::InProgress { .. } | Refusal::OutcomeUnknown) {

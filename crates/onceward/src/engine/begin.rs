@@ -18,7 +18,8 @@ use crate::{
     policy::Policy,
     record::{AttemptId, Effects, Record, State},
     store::{
-        Ask, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind, Write, Written,
+        Ask, Claim, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind,
+        StoreFuture, Write, Written,
     },
 };
 
@@ -47,6 +48,17 @@ pub(super) struct Terms<'a> {
     pub(super) limits: &'a Limits,
     /// How long a store call is repeated.
     pub(super) patience: Duration,
+    /// How the record is taken.
+    pub(super) take: Take,
+}
+
+/// How an attempt takes its record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Take {
+    /// If it is free.
+    Reserve,
+    /// If it is pending.
+    Claim,
 }
 
 /// A reserve was not answered in time.
@@ -73,26 +85,35 @@ pub(super) const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 impl Engine {
     pub(super) fn ask(&self, admitted: &Admitted, parts: &request::Parts, body: &Bytes) -> Ask {
         let policy = &admitted.policy;
-        let keeps_request = policy.effects == Effects::Phased;
+        let kept = admitted.kept.as_deref().unwrap_or(parts);
+        let keeps_request = policy.effects == Effects::Phased || policy.queued.is_some();
         Ask {
             method: parts.method.as_str().into(),
             path: shortened(parts.uri.path()),
-            request: keeps_request.then(|| Arc::new(resume::stored(parts, body))),
+            request: keeps_request.then(|| Arc::new(resume::stored(kept, body, policy))),
+            mode: match self.mode(admitted) {
+                Mode::Execute if policy.queued.is_some() => Mode::Accept,
+                mode => mode,
+            },
             ..self.ask_again(admitted, policy.recipe.fingerprint(parts, body))
         }
     }
 
-    /// The same for a request that is known by its fingerprint.
+    fn mode(&self, admitted: &Admitted) -> Mode {
+        match self.drain.is_open() && admitted.unless_known.is_none() {
+            true => Mode::Execute,
+            false => Mode::LookupOnly,
+        }
+    }
+
+    /// The same for a request that is known by its fingerprint, to be executed.
     pub(super) fn ask_again(&self, admitted: &Admitted, fingerprint: Fingerprint) -> Ask {
         let policy = &admitted.policy;
         Ask {
             id: admitted.id.clone(),
             fingerprint,
             attempt: AttemptId::random(),
-            mode: match self.drain.is_open() && admitted.unless_known.is_none() {
-                true => Mode::Execute,
-                false => Mode::LookupOnly,
-            },
+            mode: self.mode(admitted),
             lease: policy.lease,
             max_execution: policy.max_execution,
             retention: policy.retention,
@@ -103,6 +124,7 @@ impl Engine {
             method: Arc::default(),
             path: Arc::default(),
             request: None,
+            queued_for: policy.queued.as_ref().map_or(Duration::ZERO, |queued| queued.within),
         }
     }
 
@@ -130,6 +152,10 @@ impl Engine {
             }
             if let (Reservation::Free, Some(exceeded)) = (&reservation, exceeded) {
                 return Begun::Limited(exceeded);
+            }
+            if terms.take == Take::Claim && !matches!(reservation, Reservation::Granted { .. }) {
+                // Somebody else was faster. There is no client to be told of it.
+                return Begun::Decided(Decision::Refuse(Refusal::NotTaken), sent, None);
             }
             self.count_reservation(&reservation, ask);
             let decision = machine::decide(reservation, ask, self.clock.now());
@@ -194,10 +220,15 @@ impl Engine {
             };
             match (place, looked) {
                 (Ok(mut place), _) => {
-                    let (reservation, sent) = self.reserve(ask, terms.patience).await?;
+                    let (reservation, sent) = self.reserve(ask, terms).await?;
                     match (&mut place, &reservation) {
                         (Some(place), Reservation::Granted { found, .. }) => {
                             place.granted(is_creation(*found));
+                        }
+                        // It is active when it runs, under no limit of its caller's.
+                        (Some(accepted), Reservation::Accepted { found }) => {
+                            accepted.granted(is_creation(*found));
+                            place = None;
                         }
                         // It may have to wait now, without taking the place of somebody else.
                         _ => place = None,
@@ -210,7 +241,7 @@ impl Engine {
                 }
                 (Err(_), None) => {
                     let look = Ask { mode: Mode::LookupOnly, ..ask.clone() };
-                    let (reservation, sent) = self.reserve(&look, terms.patience).await?;
+                    let (reservation, sent) = self.reserve(&look, terms).await?;
                     if reservation != Reservation::Free {
                         return Ok(Reserved { reservation, sent, place: None, exceeded: None });
                     }
@@ -221,19 +252,32 @@ impl Engine {
         }
     }
 
+    fn take(&self, ask: &Ask, take: Take) -> StoreFuture<'_, Reservation> {
+        match take {
+            Take::Reserve => self.store.reserve(ask.clone()),
+            Take::Claim => self.store.claim(Claim {
+                id: ask.id.clone(),
+                attempt: ask.attempt,
+                lease: ask.lease,
+                max_execution: ask.max_execution,
+                effects: ask.effects,
+            }),
+        }
+    }
+
     /// Repeats the same reserve under the same attempt until it is answered or the deadline passes.
     /// With the time at which the answered call was sent: the lease counts from there.
     async fn reserve(
         &self,
         ask: &Ask,
-        patience: Duration,
+        terms: &Terms<'_>,
     ) -> Result<(Reservation, Instant), Unanswered> {
-        let give_up = Instant::now() + patience;
+        let give_up = Instant::now() + terms.patience;
         let mut pause = PAUSE_FIRST;
         let mut may_be_granted = false;
         loop {
             let sent = self.clock.monotonic();
-            let answer = timeout_at(give_up, self.store.reserve(ask.clone())).await;
+            let answer = timeout_at(give_up, self.take(ask, terms.take)).await;
             let error = match answer {
                 Ok(Ok(reservation)) => {
                     self.breaker.answered();
@@ -256,13 +300,15 @@ impl Engine {
     /// Takes back a reserve that was not answered: if it was granted after all, nothing was
     /// dispatched under it, so that it is released. Asking means repeating the same reserve, since a
     /// mere look would not see a commit that is still on its way.
-    pub(super) async fn withdraw(&self, ask: &Ask) {
+    ///
+    /// Work that was accepted stays accepted: somebody may have begun it by now.
+    pub(super) async fn withdraw(&self, ask: &Ask, take: Take) {
         if ask.mode != Mode::Execute {
             return;
         }
         let mut pause = PAUSE_FIRST;
         while !self.drain.is_over() {
-            let answer = timeout(self.store_deadline, self.store.reserve(ask.clone())).await;
+            let answer = timeout(self.store_deadline, self.take(ask, take)).await;
             if let Ok(Ok(_)) = &answer {
                 self.breaker.answered();
             }
@@ -311,6 +357,7 @@ impl Engine {
             method: record.method.clone(),
             path: record.path.clone(),
             request: None,
+            queued_for: Duration::ZERO,
         };
         let reservation = Reservation::Occupied { record, lease_ran_out: false };
         machine::decide(reservation, &ask, self.clock.now())
@@ -330,9 +377,14 @@ impl Engine {
                 span.record("attempt", lease.attempt_number);
                 span.record("generation", lease.generation);
                 match found {
-                    Found::Absent | Found::Pending | Found::Mine => {
+                    Found::Absent | Found::Mine => {
                         observe::count(observe::RESERVE_CREATED, route);
                     }
+                    Found::Pending if lease.attempt_number > 1 => {
+                        observe::count(observe::RESERVE_FAILED_RETRY, route);
+                    }
+                    // It was counted when it was accepted.
+                    Found::Pending => {}
                     Found::Retryable => observe::count(observe::RESERVE_FAILED_RETRY, route),
                     Found::LeaseOver => {
                         observe::count(observe::ZOMBIE_KEY, route);
@@ -357,7 +409,11 @@ impl Engine {
                     observe::count(observe::RESERVE_REPLAY, route);
                 }
             }
-            Reservation::Accepted { .. } | Reservation::Free => {}
+            Reservation::Accepted { found: Found::Retryable } => {
+                observe::count(observe::RESERVE_FAILED_RETRY, route);
+            }
+            Reservation::Accepted { .. } => observe::count(observe::RESERVE_CREATED, route),
+            Reservation::Free => {}
         }
     }
 

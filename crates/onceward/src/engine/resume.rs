@@ -1,4 +1,5 @@
-//! Going on with phased operations that nobody comes back for.
+//! Going on without a client: phased operations that nobody comes back for, and work that was accepted
+//! for later.
 
 use std::sync::Arc;
 
@@ -8,13 +9,19 @@ use http::{HeaderName, Request, Response, header, request};
 use tokio::time::timeout;
 use tracing::{Instrument as _, field, info_span, warn};
 
-use super::{Admitted, Call, Captured, Engine, Execution, Handler, Limits, Line, begin::timed_out};
+use super::{
+    Admitted, Call, Captured, Engine, Execution, Handler, Limits, Line,
+    begin::{Take, timed_out},
+};
 use crate::{
+    observe,
     operation::Operation,
     policy::Policy,
-    record::{Effects, Record, StoredRequest},
-    reply,
-    store::{Ask, Resumable, StoreError},
+    profile::Profile,
+    record::{Effects, Record, RecordId, State, StoredRequest},
+    rejection::Rejection,
+    reply::{self, Reply, ReplyBody},
+    store::{Ask, Mode, Resolution, Resolve, Resolved, Resumable, StoreError},
 };
 
 /// What came of looking for operations to go on with.
@@ -22,13 +29,39 @@ use crate::{
 pub struct Resumed {
     /// Those that were gone on with, or found to be at work elsewhere by now.
     pub taken: u32,
-    /// Those that cannot be: their request was not kept, or no phased route takes it any more.
+    /// Those that cannot be: their request was not kept, or no route takes it any more.
     pub left: u32,
+    /// Those that were accepted and could not be executed in time: their client is told so.
+    pub given_up: u32,
+}
+
+/// Which operations a worker goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that wait: phased ones that were cut off, and those that were accepted for later.
+    All,
+    /// Those that were accepted for later.
+    Accepted,
+}
+
+/// An operation that a worker can go on with.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    record: Box<Record>,
+    policy: Arc<Policy>,
+    request: Request<Bytes>,
+}
+
+impl Ready {
+    pub(crate) fn id(&self) -> &RecordId {
+        &self.record.id
+    }
 }
 
 impl Engine {
-    /// Goes on with at most `limit` phased operations that were cut off and whose lease is over, each
-    /// as a new attempt and without a client. Comes back when they have ended.
+    /// Goes on with at most `limit` operations, each as a new attempt and without a client: phased ones
+    /// that were cut off and whose lease is over, and those that were accepted for later and are due.
+    /// Comes back when they have ended.
     ///
     /// `resume` does what the handler does: it is given the request that the operation began with,
     /// without credentials, and its [`Operation`].
@@ -37,7 +70,7 @@ impl Engine {
     /// When the store does not say which there are.
     ///
     /// # Cancel safety
-    /// May be dropped: what is at work is cut off, as in a crash, and gone on with after its lease.
+    /// May be dropped: what is at work is cut off, as in a crash, and judged after its lease.
     pub async fn resume_once<F, A>(&self, limit: u32, resume: F) -> Result<Resumed, StoreError>
     where
         F: Fn(Request<Bytes>, Operation) -> A + Clone + Send + 'static,
@@ -51,34 +84,80 @@ impl Engine {
         limit: u32,
         handler: impl Fn(Request<Bytes>, &Policy) -> H,
     ) -> Result<Resumed, StoreError> {
-        // A process that is about to stop takes no new work.
-        if !self.drain.is_open() {
-            return Ok(Resumed::default());
-        }
-        let resumable = timeout(self.store_deadline, self.store.resumable(limit)).await;
-        let resumable = resumable.unwrap_or_else(|_| Err(timed_out()))?;
-        let mut resumed = Resumed::default();
-        let mut at_work = Vec::new();
-        for Resumable { record, request } in resumable {
-            // Sealed, that is all that can be read of it.
-            let request = request.filter(|request| !request.is_sealed()).map(restored);
-            let policy = request.as_ref().and_then(|request| {
-                let policy = self.routes.policy_for(request.method(), request.uri().path())?;
-                (policy.effects == Effects::Phased).then_some(policy)
-            });
-            let (Some(request), Some(policy)) = (request, policy) else {
-                warn!(route = &*record.route, "a phased operation cannot be gone on with");
-                resumed.left += 1;
-                continue;
-            };
-            resumed.taken += 1;
-            at_work.push(self.resume(record, policy, handler(request, policy)));
-        }
-        join_all(at_work).await;
+        let (ready, mut resumed) = self.ready(limit, Which::All).await?;
+        resumed.taken = u32::try_from(ready.len()).unwrap_or(u32::MAX);
+        join_all(ready.into_iter().map(|ready| self.go_on(ready, &handler))).await;
         Ok(resumed)
     }
 
-    async fn resume<H: Handler>(&self, record: Box<Record>, policy: &Arc<Policy>, handler: H) {
+    /// What can be gone on with now; what cannot is counted. What has waited for too long is given up.
+    pub(crate) async fn ready(
+        &self,
+        limit: u32,
+        which: Which,
+    ) -> Result<(Vec<Ready>, Resumed), StoreError> {
+        let mut resumed = Resumed::default();
+        // A process that is about to stop takes no new work.
+        if !self.drain.is_open() {
+            return Ok((Vec::new(), resumed));
+        }
+        let resumable = timeout(self.store_deadline, self.store.resumable(limit)).await;
+        let resumable = resumable.unwrap_or_else(|_| Err(timed_out()))?;
+        let (mut ready, mut overdue) = (Vec::new(), Vec::new());
+        let now = self.clock.now();
+        for Resumable { record, request } in resumable {
+            if record.state == State::Pending && record.queued_until.is_some_and(|end| end <= now) {
+                overdue.push(self.give_up(record));
+                continue;
+            }
+            if which == Which::Accepted && !record.is_queued() {
+                resumed.left += 1;
+                continue;
+            }
+            // Sealed, that is all that can be read of it.
+            let request = request.filter(|request| !request.is_sealed()).map(restored);
+            let policy = request.as_ref().and_then(|request| self.policy_of(&record, request));
+            let (Some(request), Some(policy)) = (request, policy) else {
+                warn!(
+                    route = &*record.route,
+                    state = record.state.name(),
+                    "an operation cannot be gone on with: it has no request, or no route"
+                );
+                resumed.left += 1;
+                continue;
+            };
+            ready.push(Ready { record, policy, request });
+        }
+        let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
+        resumed.given_up = u32::try_from(given_up).unwrap_or(u32::MAX);
+        Ok((ready, resumed))
+    }
+
+    /// The rules under which an operation goes on. Those of the route under which it was accepted, which
+    /// may have been found by more than its path; if that is gone, those of the route that takes it now.
+    fn policy_of(&self, record: &Record, request: &Request<Bytes>) -> Option<Arc<Policy>> {
+        let by_path = || self.routes.policy_for(request.method(), request.uri().path());
+        let policy = match record.state {
+            State::Pending => {
+                let named = self.routes.policies().find(|policy| policy.name == record.route);
+                named.or_else(by_path).filter(|policy| !policy.single)
+            }
+            _ => by_path().filter(|policy| policy.effects == Effects::Phased),
+        };
+        policy.map(Arc::clone)
+    }
+
+    /// Goes on with one operation, to its end.
+    ///
+    /// # Cancel safety
+    /// May be dropped, as in a crash: the operation is judged after its lease.
+    pub(crate) async fn go_on<H: Handler>(
+        &self,
+        ready: Ready,
+        handler: &impl Fn(Request<Bytes>, &Policy) -> H,
+    ) {
+        let Ready { record, policy, request } = ready;
+        let handler = handler(request, &policy);
         let span = info_span!(
             "onceward.resume",
             route = &*policy.name,
@@ -91,9 +170,10 @@ impl Engine {
         let admitted = Admitted {
             id: record.id.clone(),
             key: record.id.key.clone(),
-            policy: Arc::clone(policy),
+            policy,
             wait: None,
             unless_known: None,
+            kept: None,
         };
         let ask = Ask {
             method: record.method.clone(),
@@ -101,14 +181,86 @@ impl Engine {
             // What was asked then: this is no other request, whatever the recipe says today.
             ..self.ask_again(&admitted, record.fingerprint)
         };
+        let take = match record.state {
+            State::Pending => Take::Claim,
+            _ => Take::Reserve,
+        };
         // It was created long ago, and no caller asks for it now.
         let (limits, line) = (&Limits::OFF, Line::new("resumed", self));
         let (engine, admitted, ask, answer) = (self, &admitted, &ask, None);
-        let call = Call { engine, admitted, ask, limits, answer, line };
-        call.lead(handler).instrument(span).await;
+        let call = Call { engine, admitted, ask, take, limits, answer, line };
+        if ask.mode == Mode::Execute {
+            call.lead(handler).instrument(span).await;
+        }
         drop(running);
     }
+
+    /// Completes accepted work that was never executed with the word that it was not, in one step:
+    /// whoever claims it first, or is at it, is not disturbed. `false` if it was not done.
+    async fn give_up(&self, record: Box<Record>) -> bool {
+        let profile = self.routes.policies().find(|policy| policy.name == record.route);
+        let profile = profile.map_or(Profile::Ietf, |policy| policy.profile);
+        let rejection = Rejection::not_executed();
+        let (parts, body) =
+            rejection.into_response(self.problem_base.as_deref(), profile).into_parts();
+        let resolve = Resolve {
+            id: record.id.clone(),
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Complete(Reply::capture(&parts, ReplyBody::Stored(body), None)),
+            reason: "it could not be executed in the time for which it may be queued".into(),
+        };
+        let resolved = timeout(self.store_deadline, self.store.resolve(resolve)).await;
+        match resolved.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(Resolved::Applied(_)) => {
+                warn!(
+                    route = &*record.route,
+                    key.digest = record.id.key.digest(),
+                    attempts = record.attempts,
+                    last_error = record.last_error.as_deref(),
+                    "accepted work was given up: it could not be executed in time"
+                );
+                observe::given_up(&record.route);
+                self.waiters.wake(&record.id);
+                true
+            }
+            Ok(_) => false,
+            Err(error) => {
+                self.store_failed("resolve", &error, &record.route);
+                false
+            }
+        }
+    }
+
+    /// Moves some records on whose lease ran out.
+    pub(crate) async fn sweep_some(&self) {
+        if !self.drain.is_open() {
+            return;
+        }
+        let swept = timeout(self.store_deadline, self.store.sweep(SWEPT_MAX)).await;
+        match swept.unwrap_or_else(|_| Err(timed_out())) {
+            Ok(swept) => {
+                for one in swept {
+                    let digest = one.id.key.digest();
+                    warn!(key.digest = digest, state = one.state.name(), "a lease ran out");
+                    self.waiters.wake(&one.id);
+                }
+            }
+            Err(error) => self.store_failed("sweep", &error, "worker"),
+        }
+    }
+
+    /// Comes back when this process has accepted something since it was last waited for.
+    ///
+    /// # Cancel safety
+    /// May be dropped: nothing is missed by the next call.
+    pub(crate) async fn accepted(&self) {
+        self.accepted.notified().await;
+    }
 }
+
+/// So many in one call: requests do not wait behind it for long.
+const SWEPT_MAX: u32 = 100;
 
 /// The handler of an operation without a client.
 struct Resume<F> {
@@ -129,11 +281,17 @@ where
     }
 }
 
-/// What is kept of the request of a phased operation: all that the handler may need, and no
-/// credentials. Those of then may be withdrawn by now, and are nobody else's business.
-pub(super) fn stored(parts: &request::Parts, body: &Bytes) -> StoredRequest {
+/// What is kept of a request. Of a queued one the headers that are listed; else all that the handler may
+/// need, and no credentials: those of then may be withdrawn by now, and are nobody else's business.
+pub(super) fn stored(parts: &request::Parts, body: &Bytes, policy: &Policy) -> StoredRequest {
     let named = reply::named_by_connection(&parts.headers);
-    let is_kept = |name: &HeaderName| !NOT_KEPT.contains(name) && !named.contains(name);
+    let is_kept = |name: &HeaderName| match &policy.queued {
+        Some(queued) => queued.keeps(name) && !HOP_BY_HOP.contains(name) && !named.contains(name),
+        None => {
+            let credential = CREDENTIALS.contains(name);
+            !credential && !HOP_BY_HOP.contains(name) && !named.contains(name)
+        }
+    };
     let kept = parts.headers.iter().filter(|(name, _)| is_kept(name));
     StoredRequest {
         method: parts.method.clone(),
@@ -143,10 +301,10 @@ pub(super) fn stored(parts: &request::Parts, body: &Bytes) -> StoredRequest {
     }
 }
 
-static NOT_KEPT: [HeaderName; 12] = [
-    header::AUTHORIZATION,
-    header::COOKIE,
-    header::PROXY_AUTHORIZATION,
+static CREDENTIALS: [HeaderName; 3] =
+    [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
+
+static HOP_BY_HOP: [HeaderName; 9] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),

@@ -21,7 +21,7 @@ use crate::{
     machine::{self, Decision, Refusal},
     observe,
     operation::{Operation, Taken},
-    record::Record,
+    record::{Record, State},
     rejection::Rejection,
     reply,
     store::{Reservation, Write},
@@ -95,7 +95,7 @@ impl<R: Send + 'static> Call<'_, R> {
     async fn finish_unreserved(&mut self, outcome: Outcome<R>) {
         // The work is done: neither quota nor breaker is in the way of its record.
         let patience = self.engine.store_deadline;
-        let terms = Terms { wait: None, limits: &Limits::OFF, patience };
+        let terms = Terms { wait: None, limits: &Limits::OFF, patience, take: self.take };
         match self.engine.begin(self.ask, terms).await {
             Begun::Decided(Decision::Execute(lease), ..) => self.finish(&lease, outcome).await,
             Begun::Decided(decision, ..) => self.decided(decision),
@@ -106,7 +106,7 @@ impl<R: Send + 'static> Call<'_, R> {
                     _ => self.reject(Rejection::store_unavailable()),
                 }
                 if may_be_granted {
-                    self.engine.withdraw(self.ask).await;
+                    self.engine.withdraw(self.ask, self.take).await;
                 }
             }
         }
@@ -120,7 +120,8 @@ impl<R: Send + 'static> Call<'_, R> {
                 self.decided(decision);
             }
             Taken::Locked => {
-                self.refuse(&Refusal::InProgress { retry_after: Duration::from_secs(1) });
+                let (state, retry_after) = (State::InProgress, Duration::from_secs(1));
+                self.refuse(&Refusal::InProgress { state, retry_after });
             }
         }
     }

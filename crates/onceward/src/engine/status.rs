@@ -9,13 +9,11 @@ use http::{
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::{Admitted, Engine, Exceeded, STATUS_PATH, begin::timed_out, operation_id};
+use super::{Engine, Exceeded, STATUS_PATH, begin::timed_out, operation_id};
 use crate::{
     key::Key,
-    machine::Refusal,
-    observe,
+    machine, observe,
     operation::sealed_id,
-    policy::InFlight,
     profile::Profile,
     record::{Record, RecordId, State},
     rejection::{Code, Rejection},
@@ -83,33 +81,27 @@ impl Engine {
             }
         }
     }
+}
 
-    /// The 202 for a retry while an attempt is at work, where the policy says so.
-    pub(super) fn accepted(
-        &self,
-        refusal: &Refusal,
-        admitted: &Admitted,
-    ) -> Option<Response<Bytes>> {
-        let Refusal::InProgress { .. } = refusal else { return None };
-        if admitted.policy.in_flight != InFlight::Accepted {
-            return None;
-        }
-        let document = json!({ "state": State::InProgress.name(), "retry": "same_key" });
-        let mut response = respond(StatusCode::ACCEPTED, &document);
-        let headers = response.headers_mut();
-        headers.insert(RETRY_AFTER, HeaderValue::from(1));
-        if let Ok(location) = HeaderValue::from_str(&location(&admitted.id)) {
-            headers.insert(LOCATION, location);
-        }
-        reply::describe(headers, "accepted", None, 1);
-        Some(response)
+/// The 202 for work that is accepted: of this request, or of an earlier one with the same key.
+pub(super) fn accepted(id: &RecordId, state: State) -> Response<Bytes> {
+    let document = json!({ "state": state.name(), "retry": "same_key" });
+    let mut response = respond(StatusCode::ACCEPTED, &document);
+    let headers = response.headers_mut();
+    headers.insert(RETRY_AFTER, HeaderValue::from(1));
+    if let Ok(location) = HeaderValue::from_str(&location(id)) {
+        headers.insert(LOCATION, location);
     }
+    reply::describe(headers, "accepted", None, 1);
+    response
 }
 
 /// Whether the work was done, as far as it is known.
 fn outcome(record: &Record) -> Option<&'static str> {
+    let given_up = record.last_error.as_deref() == Some(machine::GIVEN_UP);
     match record.state {
         State::Pending | State::InProgress => None,
+        State::Completed | State::Expired if given_up => Some("not_executed"),
         State::Completed => Some("executed"),
         State::Expired if record.reply.is_some() => Some("executed"),
         State::FailedRetryable | State::Expired => Some("not_executed"),

@@ -2,8 +2,7 @@
 
 use super::Step;
 use crate::{
-    clock::Timestamp,
-    record::{Effects, Lease, OpenEffect, Record, State},
+    record::{Lease, OpenEffect, Record, State},
     store::{Advance, Advanced, Found, Reservation},
 };
 
@@ -59,14 +58,6 @@ pub const ANOTHER_EFFECT_IS_OPEN: &str = "another_effect_is_open";
 
 /// The step was saved in this generation.
 pub const STEP_HAS_A_RESULT: &str = "step_has_a_result";
-
-/// Whether a phased operation waits to be gone on with.
-pub fn is_resumable(record: &Record, now: Timestamp) -> bool {
-    record.state == State::InProgress
-        && record.effects == Effects::Phased
-        && !record.lease_is_live(now)
-        && !record.progress.must_not_go_on()
-}
 
 /// Whether the request is kept that was asked with, unless one of this generation is kept already:
 /// it is by whoever takes the record, in the same step. A repeated call has nothing to add.

@@ -35,8 +35,10 @@ pub enum Decision {
 pub enum Refusal {
     /// The key was used for another request.
     Mismatch,
-    /// An attempt is at work.
+    /// An attempt is at work, or will be.
     InProgress {
+        /// At work, or waiting to be begun.
+        state: State,
         /// When asking again makes sense.
         retry_after: Duration,
     },
@@ -84,7 +86,7 @@ pub fn decide(reservation: Reservation, ask: &Ask, now: Timestamp) -> Decision {
         // A completed record without a reply would be damaged; stores refuse to load one.
         (State::Completed | State::Pending | State::InProgress | State::FailedRetryable, _) => {
             let retry_after = record.lease_until.since(now).clamp(SOONEST, LATEST);
-            Decision::Refuse(Refusal::InProgress { retry_after })
+            Decision::Refuse(Refusal::InProgress { state: record.state, retry_after })
         }
     }
 }

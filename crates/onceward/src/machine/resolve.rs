@@ -1,8 +1,8 @@
 //! What a reconciler or an operator may decide, and which proof is believed.
 
 use super::{
-    MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit, complete, retryable,
-    tombstone,
+    GIVEN_UP, MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit, complete,
+    not_acted, tombstone,
 };
 use crate::{
     clock::Timestamp,
@@ -31,6 +31,14 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             resolved.fence = Fence::next(Some(record.fence), now);
             AuditEvent::ResolvedCompleted
         }
+        // Nobody has begun, or whoever did has not acted: this is what its client is told instead.
+        (State::Pending, Resolution::Complete(reply)) => {
+            decided_reply = Some(reply.clone());
+            complete(&mut resolved, reply, now);
+            resolved.last_error = Some(GIVEN_UP.into());
+            resolved.fence = Fence::next(Some(record.fence), now);
+            AuditEvent::GivenUp
+        }
         (State::Unknown, Resolution::Release(proof)) => {
             if let Err(not_before) = believe(&record, proof, now) {
                 return Step::keep(Resolved::TooEarly { not_before });
@@ -55,7 +63,7 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
 fn not_executed(record: &mut Record, now: Timestamp) {
     let why = "resolved_not_executed".into();
     if record.progress.is_none() {
-        return retryable(record, why, now);
+        return not_acted(record, why, now);
     }
     record.state = State::InProgress;
     record.progress.open_effect = None;

@@ -7,7 +7,7 @@ use crate::{
     record::{AttemptId, RecordId},
     reply::ReplyBody,
     scope::Scope,
-    store::{Proof, Resolution, Resolve, Resolved},
+    store::{Claim, Proof, Resolution, Resolve, Resolved},
 };
 
 mod arrows;
@@ -15,6 +15,7 @@ mod clocks;
 mod decisions;
 mod guards;
 mod leases;
+mod queue;
 mod resolutions;
 mod steps;
 mod table;
@@ -59,12 +60,19 @@ fn ask() -> Ask {
         method: "POST".into(),
         path: "/payments".into(),
         request: None,
+        queued_for: Duration::from_secs(86_400),
     }
 }
 
 /// The same request again: what a retry is to the machine.
 fn retry() -> Ask {
     Ask { attempt: B, ..ask() }
+}
+
+/// A claim of that by attempt B.
+fn wanted() -> Claim {
+    let Ask { id, lease, max_execution, effects, .. } = ask();
+    Claim { id, attempt: B, lease, max_execution, effects }
 }
 
 fn another_request() -> Ask {

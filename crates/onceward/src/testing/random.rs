@@ -35,6 +35,7 @@ enum Operation {
     Claim {
         place: usize,
         attempt: u8,
+        effects: Effects,
     },
     /// By the lease that the attempt was last granted at that place, or by one that nobody has.
     Write {
@@ -233,9 +234,15 @@ impl Operation {
                 same("reserve answers differently", &answer, &expected)?;
                 remember(leases, *place, *attempt, answer);
             }
-            Operation::Claim { place, attempt } => {
+            Operation::Claim { place, attempt, effects } => {
                 let id = place_id(*place);
-                let claim = Claim { id, attempt: attempt_id(*attempt), lease: samples::LEASE };
+                let claim = Claim {
+                    id,
+                    attempt: attempt_id(*attempt),
+                    lease: samples::LEASE,
+                    max_execution: samples::MAX_EXECUTION,
+                    effects: *effects,
+                };
                 let answer = on.store.claim(claim.clone()).await.map_err(failed)?;
                 let expected = on.model().claim(&claim, now);
                 same("claim answers differently", &answer, &expected)?;
@@ -378,8 +385,8 @@ impl fmt::Display for Operation {
                 }
                 if *runs_again { f.write_str(", expired runs again") } else { Ok(()) }
             }
-            Operation::Claim { place, attempt } => {
-                write!(f, "claim   {} attempt {attempt}", at(*place))
+            Operation::Claim { place, attempt, effects } => {
+                write!(f, "claim   {} attempt {attempt} {}", at(*place), effects.name())
             }
             Operation::Write { place, attempt, write } => {
                 write!(f, "write   {} attempt {attempt} ", at(*place))?;

@@ -11,7 +11,7 @@ use crate::{
     record::{AttemptId, Effects, RecordId, StoredRequest},
     reply::{Reply, ReplyBody},
     scope::Scope,
-    store::{Advance, Ask, Mode},
+    store::{Advance, Ask, Claim, Mode},
 };
 
 /// The lease of [`ask`].
@@ -60,6 +60,7 @@ pub fn ask(key: &str) -> Ask {
         method: "POST".into(),
         path: "/payments".into(),
         request: None,
+        queued_for: Duration::from_secs(86_400),
     }
 }
 
@@ -69,6 +70,25 @@ pub fn ask(key: &str) -> Ask {
 /// When it is not a well-formed key.
 pub fn phased(key: &str) -> Ask {
     Ask { effects: Effects::Phased, request: Some(Arc::new(request("{}"))), ..ask(key) }
+}
+
+/// A request that is accepted for later, with the request that is kept for it.
+///
+/// # Panics
+/// When it is not a well-formed key.
+pub fn queued(key: &str) -> Ask {
+    Ask { mode: Mode::Accept, request: Some(Arc::new(request("{}"))), ..ask(key) }
+}
+
+/// A claim of what this asked for, by a new attempt.
+pub fn claim(ask: &Ask) -> Claim {
+    Claim {
+        id: ask.id.clone(),
+        attempt: AttemptId::random(),
+        lease: ask.lease,
+        max_execution: ask.max_execution,
+        effects: ask.effects,
+    }
 }
 
 /// A request with this body and a few headers, as it is kept.

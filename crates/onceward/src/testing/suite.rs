@@ -9,6 +9,7 @@ pub mod leases;
 pub mod expiring;
 pub mod resolving;
 pub mod pending;
+pub mod queueing;
 pub mod stepping;
 pub mod resuming;
 pub mod keeping;
@@ -157,6 +158,20 @@ macro_rules! __store_suite_cases {
                 pending_work_waits_as_long_as_it_takes
                 pending_work_cannot_be_written_to
                 a_released_record_can_be_accepted_for_later
+            }
+            queueing {
+                accepted_work_knows_how_long_it_may_wait
+                pending_work_waits_for_a_worker_with_its_request
+                phased_and_pending_work_stand_in_one_line
+                queued_work_that_is_released_is_begun_again_after_a_pause
+                a_vanished_attempt_at_queued_work_is_moved_on_by_its_effects
+                a_retry_finds_queued_work_whose_attempt_vanished_pending_again
+                a_claim_declares_the_effects_of_its_attempt
+                unknown_queued_work_is_begun_again_only_when_it_is_released
+                pending_work_that_is_given_up_is_completed_and_never_begun
+                queued_work_with_steps_made_goes_on_at_its_recovery_point
+                the_request_of_queued_work_goes_when_it_is_done
+                released_work_that_was_not_accepted_is_not_begun_by_a_worker
             }
             stepping {
                 saving_a_step_moves_the_recovery_point_and_keeps_its_result

@@ -381,6 +381,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("expiring", include_str!("suite/expiring.rs")),
         ("resolving", include_str!("suite/resolving.rs")),
         ("pending", include_str!("suite/pending.rs")),
+        ("queueing", include_str!("suite/queueing.rs")),
         ("stepping", include_str!("suite/stepping.rs")),
         ("resuming", include_str!("suite/resuming.rs")),
         ("keeping", include_str!("suite/keeping.rs")),

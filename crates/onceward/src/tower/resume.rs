@@ -1,24 +1,24 @@
-//! Going on with phased operations, with the service that is behind the layer.
+//! Going on without a client, with the service that is behind the layer.
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Empty;
-use tokio::time::{MissedTickBehavior, interval};
 use tower_service::Service;
-use tracing::{info, warn};
 
-use super::{Body, BoxError, Call};
+use super::{Body, BoxError, Call, work};
 use crate::{
-    engine::{Engine, Resumed},
+    engine::{Engine, Resumed, Which},
+    policy::Policy,
     store::StoreError,
 };
 
 /// The body of a request that is gone on with: it was kept whole.
 pub type KeptBody = Body<Empty<Bytes>>;
 
-/// Goes on with phased operations that were cut off and that no client comes back for.
+/// Goes on with phased operations that were cut off and that no client comes back for, and executes what
+/// was accepted for later ([`Policy::queued`]).
 ///
 /// It calls the service that is behind the layer with the request that the operation began with. That
 /// has no credentials any more: whoever asks for them has to stand in front of the layer.
@@ -64,38 +64,33 @@ where
     /// May be dropped: the operations run on.
     pub async fn run_once(&self, limit: u32) -> Result<Resumed, StoreError> {
         let Resumer { engine, service } = self.clone();
-        let resumed = tokio::spawn(async move {
-            let handler = |request: Request<Bytes>, policy: &crate::Policy| {
-                let (parts, body) = request.into_parts();
-                Call {
-                    service: service.clone(),
-                    parts: Arc::new(parts),
-                    body,
-                    reply_cap: policy.reply_cap(),
-                    streamed: PhantomData::<fn(Empty<Bytes>)>,
-                }
-            };
-            engine.resume_each(limit, handler).await
-        });
+        let resumed =
+            tokio::spawn(async move { engine.resume_each(limit, handler_of(service)).await });
         // A task that did not end was dropped with its runtime: its work is cut off, as in a crash.
         resumed.await.unwrap_or(Ok(Resumed::default()))
     }
 
-    /// Does so again and again, at most `limit` at a time, until it is dropped. After the engine was
-    /// told to drain it finds nothing more to do.
+    /// Does so again and again, with at most `at_once` of them at a time, until it is dropped. Looks
+    /// every so often, and as soon as something is accepted. After the engine was told to drain it finds
+    /// nothing more to do.
     ///
     /// # Cancel safety
     /// May be dropped: the operations at work run on.
-    pub async fn run(&self, every: Duration, limit: u32) {
-        let mut ticks = interval(every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            match self.run_once(limit).await {
-                Ok(Resumed { taken: 0, left: 0 }) => {}
-                Ok(Resumed { taken, left }) => info!(taken, left, "phased operations gone on with"),
-                Err(error) => warn!(%error, "phased operations could not be looked for"),
-            }
+    pub async fn run(&self, every: Duration, at_once: u32) {
+        let Resumer { engine, service } = self.clone();
+        work(engine, Which::All, every, at_once, handler_of(service)).await;
+    }
+}
+
+fn handler_of<S: Clone>(service: S) -> impl Fn(Request<Bytes>, &Policy) -> Call<S, Empty<Bytes>> {
+    move |request, policy| {
+        let (parts, body) = request.into_parts();
+        Call {
+            service: service.clone(),
+            parts: Arc::new(parts),
+            body,
+            reply_cap: policy.reply_cap(),
+            streamed: PhantomData::<fn(Empty<Bytes>)>,
         }
     }
 }

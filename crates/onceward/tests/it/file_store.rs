@@ -33,6 +33,7 @@ pub(crate) fn ask(key: &str) -> Ask {
         method: "POST".into(),
         path: "/charges".into(),
         request: None,
+        queued_for: Duration::from_secs(86_400),
     }
 }
 

@@ -110,7 +110,13 @@ impl Caller {
                 },
                 ..template
             }),
-            6 => Call::Claim(Claim { id, attempt: self.attempt(), lease: self.duration() }),
+            6 => Call::Claim(Claim {
+                id,
+                attempt: self.attempt(),
+                lease: self.duration(),
+                max_execution: Duration::from_secs(5),
+                effects: Effects::ALL[self.random.random_range(0..5)],
+            }),
             7..13 => {
                 let write = match self.random.random_range(0..8) {
                     0..4 => Write::Complete(reply),

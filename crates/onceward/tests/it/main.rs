@@ -36,6 +36,7 @@ mod postgres_schema;
 mod postgres_sessions;
 mod problems;
 mod processes;
+mod queued;
 mod quota;
 mod replay;
 mod resumer;

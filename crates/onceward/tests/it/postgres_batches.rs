@@ -261,7 +261,7 @@ fn reserve_call(schema: &str, from: u32, new_ones: bool) -> String {
     format!(
         "SELECT * FROM {schema}.reserve(8, {scope}, {key}, {fingerprint}, {attempt}, {path}, \
          {class}, '{{1}}', '{{execute}}', '{{5}}', '{{5}}', '{{5}}', '{{5}}', '{{external}}', \
-         '{{x}}', '{{x}}', NULL, NULL, {new_ones})",
+         '{{x}}', '{{x}}', '{{5}}', NULL, NULL, {new_ones})",
         scope = value("('tenant')::text"),
         key = value("('filled-' || n)::text"),
         class = value("1"),
@@ -479,4 +479,22 @@ async fn a_storm_of_replays_of_a_large_reply_is_answered() {
         let Reservation::Occupied { record, .. } = answer else { panic!("{answer:?}") };
         assert_eq!(record.reply.as_ref().map(|reply| reply.body_bytes().len()), Some(body.len()));
     }
+}
+
+#[tokio::test]
+async fn pending_work_that_is_due_is_found_by_its_index_among_many_records() {
+    let home = never_analysed(20_000).await;
+    let mut look = home.connection().await;
+    let pend = "UPDATE records SET state = 'pending', queued_until = 9000, lease_until = record_id \
+                WHERE record_id <= 3000; \
+                DELETE FROM leases WHERE record_id <= 3000";
+    run(&mut look, pend).await;
+    let due = format!("SELECT * FROM {}.resumable(2000, 16)", home.schema);
+    assert_eq!(lines(&mut look, &format!("SELECT record_id::text FROM ({due}) d")).await.len(), 16);
+    let looked_at = pages(&home, &due).await;
+    assert!(looked_at < 100, "{looked_at} pages");
+    // Without it, all of them would be looked at.
+    run(&mut look, "DROP INDEX records_due").await;
+    let looked_at = pages(&home, &due).await;
+    assert!(looked_at > 500, "{looked_at} pages");
 }

@@ -8,10 +8,8 @@ use http::StatusCode;
 use onceward::{
     Idempotency, Operation, PgOptions, PgStore, Policy, Reply, Store,
     record::Effects,
-    store::{
-        Claim, PgConnectError, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written,
-    },
-    testing::samples::{ask, phased, reply, save},
+    store::{PgConnectError, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written},
+    testing::samples::{ask, claim, phased, reply, save},
 };
 use onceward_testbed::{PgBouncer, Postgres};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -73,9 +71,7 @@ async fn calls_that_are_dropped_at_any_moment_leave_no_transaction_open() {
         drop_soon(&mut random, store.sweep(10)).await;
         drop_soon(&mut random, store.reap(10)).await;
         drop_soon(&mut random, store.resumable(10)).await;
-        let claim =
-            Claim { id: asked.id.clone(), attempt: asked.attempt, lease: Duration::from_secs(60) };
-        drop_soon(&mut random, store.claim(claim)).await;
+        drop_soon(&mut random, store.claim(claim(&asked))).await;
         drop_soon(&mut random, store.write(&lease, Write::MarkUnknown("reset".into()))).await;
         let resolve = Resolve {
             id: asked.id.clone(),

@@ -59,7 +59,7 @@ async fn what_was_cut_off_is_gone_on_with_and_its_client_finds_the_reply() {
     let (shop, served) = cut_off().await;
     let resumer = Resumer::new(Arc::clone(&served.engine), served.inner.clone());
     let resumed = resumer.run_once(10).await.expect("the store answers");
-    assert_eq!(resumed, Resumed { taken: 1, left: 0 });
+    assert_eq!(resumed, Resumed { taken: 1, ..Resumed::default() });
     assert_eq!(shop.record(KEY).await.expect("a record").state, State::Completed);
     assert_eq!((shop.orders().await, shop.ledger.calls().len()), (vec!["tea".to_owned()], 1));
     let retry = served.charge(KEY).await;
@@ -109,7 +109,7 @@ async fn what_no_phased_route_takes_any_more_is_left() {
     let served = shop.serve(external, pay_then_order);
     let resumer = Resumer::new(Arc::clone(&served.engine), served.inner.clone());
     let resumed = resumer.run_once(10).await.expect("the store answers");
-    assert_eq!((resumed, shop.runs()), (Resumed { taken: 0, left: 1 }, 1));
+    assert_eq!((resumed, shop.runs()), (Resumed { left: 1, ..Resumed::default() }, 1));
 }
 
 #[tokio::test(start_paused = true)]
@@ -139,7 +139,7 @@ async fn a_worker_is_given_the_request_without_credentials() {
         async { Response::new(Bytes::from_static(b"done")) }
     };
     let resumed = service.engine.resume_once(10, resume).await.expect("the store answers");
-    assert_eq!(resumed, Resumed { taken: 1, left: 0 });
+    assert_eq!(resumed, Resumed { taken: 1, ..Resumed::default() });
     let seen = std::mem::take(&mut *seen.lock().expect("not poisoned"));
     let [request] = &*seen else { panic!("{seen:?}") };
     assert_eq!(

@@ -101,6 +101,8 @@ type Work = dyn Fn(Run) -> BoxFuture<'static, Response> + Send + Sync;
 /// A service under test.
 pub(crate) struct Service {
     pub(crate) app: Router,
+    /// The handler without the layer.
+    pub(crate) inner: Router,
     pub(crate) engine: Arc<Engine>,
     pub(crate) memory: Arc<MemoryStore>,
     pub(crate) clock: TestClock,
@@ -184,8 +186,9 @@ impl Service {
                 work(Run { number, parts, body }).await
             }
         };
-        let app = Router::new().fallback(handler).layer(layer);
-        Service { app, engine, memory, clock, runs }
+        let inner = Router::new().fallback(handler);
+        let app = inner.clone().layer(layer);
+        Service { app, inner, engine, memory, clock, runs }
     }
 
     /// How often the handler was called.

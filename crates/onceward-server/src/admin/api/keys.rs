@@ -100,7 +100,10 @@ fn voided(audit: &[AuditRecord], generation: u32) -> bool {
 
 fn advice(record: &Record) -> &'static str {
     match record.state {
-        State::Pending => "Nothing to do: it waits to be executed.",
+        State::Pending => {
+            "It is executed when it is due. To give it up, resolve it as completed, with the reply that \
+             its client is to get."
+        }
         State::InProgress => "Nothing to do: an attempt is at work, or its lease will be swept.",
         State::Completed => "Retries get its reply. If that is wrong, void it: the next use runs.",
         State::FailedRetryable => "Nothing to do: it did not act, and a retry runs.",

@@ -4,7 +4,7 @@ use std::time::UNIX_EPOCH;
 
 use onceward::{
     clock::Timestamp,
-    record::{AuditRecord, Record},
+    record::{AuditRecord, Record, State},
     reply::{Reply, ReplyBody},
     store::list::{Count, Stats},
 };
@@ -70,6 +70,12 @@ pub(crate) struct KeyRecord {
     pub(crate) open_effect: Option<String>,
     /// Nothing stands behind this tombstone: the next use runs.
     pub(crate) void: bool,
+    /// Of a pending record: when it may be begun, or begun again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) due_at: Option<String>,
+    /// Of an accepted record: when it is given up if it was not executed by then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queued_until: Option<String>,
 }
 
 impl From<&Record> for KeyRecord {
@@ -97,6 +103,8 @@ impl From<&Record> for KeyRecord {
             recovery_point: record.progress.recovery_point.as_deref().map(str::to_owned),
             open_effect: record.progress.open_effect.as_ref().map(|open| open.name.to_string()),
             void: record.void,
+            due_at: (record.state == State::Pending).then(|| rfc3339(record.lease_until)),
+            queued_until: record.queued_until.map(rfc3339),
         }
     }
 }
@@ -246,7 +254,7 @@ pub(crate) struct StateCount {
 
 impl From<Stats> for StatsView {
     fn from(stats: Stats) -> Self {
-        let states = onceward::record::State::ALL.map(|state| {
+        let states = State::ALL.map(|state| {
             let Count { records, estimated } = stats.of(state);
             StateCount { state: state.name().to_owned(), records, estimated }
         });

@@ -42,6 +42,7 @@ fn a_free_key_is_granted_as_the_first_attempt_of_the_first_generation() {
         reconcile_after: None,
         void: false,
         progress: Progress::default(),
+        queued_until: None,
     };
     assert_eq!(record, expected);
 }
@@ -58,7 +59,7 @@ fn accepted_work_waits_and_nobody_has_attempted_it() {
 #[test]
 fn pending_work_is_claimed_once_and_by_its_own_attempt() {
     let pending = record_in(State::Pending);
-    let wanted = Claim { id: ask().id, attempt: B, lease: Duration::from_secs(LEASE) };
+    let wanted = wanted();
     let (record, lease, found) = granted(claim(Some(&pending), &wanted, at(5)));
     assert_eq!(found, Found::Pending);
     assert_eq!((record.state, record.attempt, record.attempts), (State::InProgress, B, 1));
@@ -75,7 +76,7 @@ fn pending_work_is_claimed_once_and_by_its_own_attempt() {
 
 #[test]
 fn nothing_is_claimed_where_nothing_waits() {
-    let wanted = Claim { id: ask().id, attempt: B, lease: Duration::from_secs(LEASE) };
+    let wanted = wanted();
     assert_eq!(claim(None, &wanted, at(0)), Step::keep(Reservation::Free));
     let completed = record_in(State::Completed);
     assert_eq!(occupied(claim(Some(&completed), &wanted, at(20))), completed);

@@ -118,13 +118,14 @@ fn an_attempt_at_work_says_when_to_come_back_within_bounds() {
     let advice = |seconds_left: u64| {
         let record = record_in(State::InProgress);
         match refusal(record, at(LEASE - seconds_left)) {
-            Refusal::InProgress { retry_after } => retry_after.as_secs(),
+            Refusal::InProgress { retry_after, .. } => retry_after.as_secs(),
             other => panic!("expected work in progress, found {other:?}"),
         }
     };
     assert_eq!([advice(60), advice(3), advice(0)], [5, 3, 1]);
     let pending = refusal(record_in(State::Pending), at(20));
-    assert_eq!(pending, Refusal::InProgress { retry_after: Duration::from_secs(1) });
+    let (state, retry_after) = (State::Pending, Duration::from_secs(1));
+    assert_eq!(pending, Refusal::InProgress { state, retry_after });
 }
 
 #[test]

@@ -227,13 +227,18 @@ fn a_declaration_that_changed_makes_no_failure_of_steps() {
 }
 
 #[test]
-fn only_phased_work_whose_lease_is_over_is_resumable() {
+fn only_pending_work_and_phased_work_whose_lease_is_over_wait_for_a_worker() {
     for effects in Effects::ALL {
         for state in State::ALL {
             let record = record_of(&Ask { effects, ..ask() }, state);
-            let expected = effects == Effects::Phased && state == State::InProgress;
-            assert_eq!(is_resumable(&record, at(LEASE)), expected, "{effects:?} {state:?}");
-            assert!(!is_resumable(&record, at(20)));
+            let pending = state == State::Pending;
+            let cut_off = effects == Effects::Phased && state == State::InProgress;
+            assert_eq!(
+                is_resumable(&record, at(LEASE)),
+                pending || cut_off,
+                "{effects:?} {state:?}"
+            );
+            assert_eq!(is_resumable(&record, at(20)), pending, "{effects:?} {state:?}");
         }
     }
 }

@@ -31,10 +31,7 @@ fn outcome(event: &str, found: Option<&Record>) -> String {
         "reserve, other request" => reserved(another_request()),
         "reserve, only to look" => reserved(Ask { mode: Mode::LookupOnly, ..retry() }),
         "reserve, for later" => reserved(Ask { mode: Mode::Accept, ..retry() }),
-        "claim" => {
-            let wanted = Claim { id: ask().id, attempt: B, lease: Duration::from_secs(LEASE) };
-            change(claim(found, &wanted, now))
-        }
+        "claim" => change(claim(found, &wanted(), now)),
         "renew" => written(own, Write::Renew(Duration::from_secs(LEASE))),
         "complete" => written(own, Write::Complete(reply("done"))),
         "release" => written(own, Write::Release("not_sent".into())),
@@ -104,7 +101,7 @@ fn every_state_with_every_event_while_both_clocks_run() {
          complete by another        | .            .            .                 .          .                 .                 .
          release by another         | .            .            .                 .          .                 .                 .
          mark unknown by another    | .            .            .                 .          .                 .                 .
-         resolve: complete          | .            .            .                 .          .                 completed         .
+         resolve: complete          | .            completed    .                 .          .                 completed         .
          resolve: release           | .            .            .                 .          .                 failed_retryable  .
          resolve: void              | .            .            .                 expired    .                 .                 .
          resolve an old fence: complete | .        .            .                 .          .                 .                 .
@@ -129,7 +126,7 @@ fn every_state_with_every_event_when_the_lease_is_over() {
          release @ lease end                | .            .            failed_retryable  .          .                 .                 .
          mark unknown @ lease end           | .            .            unknown           .          .                 .                 .
          complete by another @ lease end    | .            .            .                 .          .                 .                 .
-         resolve: complete @ lease end      | .            .            completed         .          .                 completed         .
+         resolve: complete @ lease end      | .            completed    completed         .          .                 completed         .
          resolve: release @ lease end       | .            .            failed_retryable  .          .                 failed_retryable  .
          resolve: void @ lease end          | .            .            .                 expired    .                 .                 .
          resolve an old fence: complete @ lease end | .    .            .                 .          .                 .                 .

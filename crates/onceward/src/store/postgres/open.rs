@@ -119,7 +119,7 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
-        let reserve = format!("onceward.reserve({})", parameters(1, 19));
+        let reserve = format!("onceward.reserve({})", parameters(1, 20));
         let write = format!("onceward.write({}) AS w (attempt)", parameters(1, 13));
         Statements {
             reserve: named(&format!("SELECT * FROM {reserve}")),
@@ -156,17 +156,14 @@ impl Statements {
             ),
             // The list of leases is short, and says when to look; the record says what is true.
             resumable: named(
-                "SELECT r.*, t.at, q.request, \
+                "SELECT r.*, q.request, \
                  NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
-                 FROM onceward.micros($1) AS t (at) \
-                 JOIN onceward.leases l ON l.check_at <= t.at \
+                 FROM onceward.resumable(onceward.micros($1), $2) AS d (record_id, position) \
                  CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
-                 WHERE r.record_id = l.record_id OFFSET 0) r \
+                 WHERE r.record_id = d.record_id OFFSET 0) r \
                  LEFT JOIN LATERAL (SELECT * FROM onceward.requests q \
                  WHERE q.record_id = r.record_id OFFSET 0) q ON true \
-                 WHERE r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= t.at \
-                 AND coalesce(r.open_effect_idempotent, true) \
-                 ORDER BY r.lease_until LIMIT $2",
+                 ORDER BY d.position",
             ),
             stage: named(
                 "SELECT onceward.stage_message($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",

@@ -199,6 +199,7 @@ pub(super) fn bind_reserves(
         .bind(column(&classes, |ask| ask.effects.name()))
         .bind(column(&classes, |ask| &*ask.route))
         .bind(column(&classes, |ask| &*ask.method))
+        .bind(column(&classes, |ask| micros(ask.queued_for)))
         .bind(requests)
         .bind(patience.map(str::to_owned))
         .bind(link.mostly_new())
@@ -227,6 +228,7 @@ fn is_like(one: &Ask, other: &Ask) -> bool {
         && one.retention == other.retention
         && one.tombstone == other.tombstone
         && one.effects == other.effects
+        && one.queued_for == other.queued_for
         && one.route == other.route
         && one.method == other.method
 }

@@ -148,6 +148,7 @@ impl<'r> FoundRow<'r> {
             reconcile_after: self.optional_time("reconcile_after")?,
             void: self.get("void")?,
             progress: self.progress()?,
+            queued_until: self.optional_time("queued_until")?,
             reply: self.reply(state)?,
         })
     }
@@ -257,6 +258,7 @@ pub(super) fn record_json(record: &Record) -> Value {
         "recovery_point": record.progress.recovery_point,
         "open_effect": open_effect.map(|effect| &effect.name),
         "open_effect_idempotent": open_effect.map(|effect| effect.idempotent),
+        "queued_until": record.queued_until.map(Timestamp::as_micros),
         "reply_status": record.reply.as_ref().map(|reply| reply.status.as_u16()),
         "reply_schema": record.reply.as_ref().and_then(|reply| reply.schema_version.as_deref()),
     })

@@ -41,13 +41,13 @@ macro_rules! rest_columns {
         "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
          expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
-         open_effect, effect_idempotent, reply_status, reply_headers, reply_schema, \
+         open_effect, effect_idempotent, queued_until, reply_status, reply_headers, reply_schema, \
          reply_encoding, reply_length, reply_body, reply_digest"
     };
 }
 pub(super) use rest_columns;
 
-pub(super) const RECORD_COLUMN_COUNT: usize = 34;
+pub(super) const RECORD_COLUMN_COUNT: usize = 35;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     bind_rest(bind_id(values, &record.id), record)
@@ -82,7 +82,9 @@ pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
         .bind(record.last_error.as_deref().map(str::to_owned))
         .bind(record.reconcile_after.map(Timestamp::as_micros))
         .bind(i64::from(record.void));
-    bind_reply(bind_progress(values, &record.progress), record.reply.as_ref())
+    let values = bind_progress(values, &record.progress);
+    let values = values.bind(record.queued_until.map(Timestamp::as_micros));
+    bind_reply(values, record.reply.as_ref())
 }
 
 pub(super) fn bind_progress<'q>(values: Values<'q>, progress: &Progress) -> Values<'q> {
@@ -194,6 +196,7 @@ fn read_with<'r>(row: &'r SqliteRow, reply: ReadReply<'r>) -> Result<Record, Bad
         reconcile_after: None,
         void: false,
         progress: Progress::default(),
+        queued_until: None,
         reply: None,
     };
     let purge_at = columns.time("purge_at")?;
@@ -205,6 +208,7 @@ fn read_with<'r>(row: &'r SqliteRow, reply: ReadReply<'r>) -> Result<Record, Bad
     record.reconcile_after = columns.optional_time("reconcile_after")?;
     record.void = columns.flag("void")?;
     record.progress = columns.progress()?;
+    record.queued_until = columns.optional_time("queued_until")?;
     record.reply = reply(&mut columns)?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {

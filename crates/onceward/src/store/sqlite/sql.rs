@@ -44,7 +44,7 @@ pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, ge
 macro_rules! row {
     () => {
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-         ?, ?, ?, ?)"
+         ?, ?, ?, ?, ?)"
     };
 }
 
@@ -68,6 +68,7 @@ macro_rules! put {
              reconcile_after = excluded.reconcile_after, void = excluded.void, \
              recovery_point = excluded.recovery_point, open_effect = excluded.open_effect, \
              effect_idempotent = excluded.effect_idempotent, \
+             queued_until = excluded.queued_until, \
              reply_status = excluded.reply_status, reply_headers = excluded.reply_headers, \
              reply_schema = excluded.reply_schema, reply_encoding = excluded.reply_encoding, \
              reply_length = excluded.reply_length, reply_body = excluded.reply_body, \
@@ -90,7 +91,7 @@ pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
     "UPDATE records SET (",
     rest_columns!(),
     ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-     ?, ?, ?) WHERE scope = ? AND key = ? \
+     ?, ?, ?, ?) WHERE scope = ? AND key = ? \
      AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ? \
      AND last_error IS ? AND recovery_point IS ? AND open_effect IS ? AND effect_idempotent IS ?"
 );
@@ -102,18 +103,22 @@ macro_rules! request_columns {
     };
 }
 
-/// Phased work whose lease is over and that may go on.
+/// Phased work whose lease is over and that may go on, and pending work that is due: one index each.
 pub(super) const RESUMABLE: &str = concat!(
     "SELECT ",
     record_columns!(),
     ", ",
     request_columns!(),
-    " FROM records LEFT JOIN (\
+    " FROM (SELECT record_id AS due_id, lease_until AS due_at FROM records \
+     WHERE state = 'in_progress' AND lease_until <= ?1 AND effects = 'phased' \
+     AND effect_idempotent IS NOT 0 \
+     UNION ALL SELECT record_id, lease_until FROM records \
+     WHERE state = 'pending' AND lease_until <= ?1 ORDER BY 2 LIMIT ?2 OFFSET ?3) \
+     CROSS JOIN records ON record_id = due_id LEFT JOIN (\
      SELECT scope AS kept_scope, key AS kept_key, method AS kept_method, uri AS kept_uri, \
      headers AS kept_headers, body AS kept_body FROM requests) \
      ON kept_scope = scope AND kept_key = key \
-     WHERE state = 'in_progress' AND lease_until <= ? AND effects = 'phased' \
-     AND effect_idempotent IS NOT 0 ORDER BY lease_until LIMIT ? OFFSET ?"
+     ORDER BY due_at"
 );
 
 pub(super) const STEPS: &str = "SELECT name, result FROM steps \

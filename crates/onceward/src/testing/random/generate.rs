@@ -99,7 +99,10 @@ fn operation(numbers: &mut Numbers, favourite: Effects, places: usize) -> Operat
             effects: if numbers.one_in(4) { numbers.one_of(&Effects::ALL) } else { favourite },
             request: numbers.one_of(&[None, Some("one"), Some("two")]),
         },
-        35..40 => Operation::Claim { place, attempt },
+        35..40 => {
+            let effects = if numbers.one_in(4) { numbers.one_of(&Effects::ALL) } else { favourite };
+            Operation::Claim { place, attempt, effects }
+        }
         40..58 => Operation::Write { place, attempt, write: write(numbers) },
         58..68 => Operation::Advance { place, attempt, advance: advance(numbers) },
         68..77 => {

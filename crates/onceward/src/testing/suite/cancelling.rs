@@ -6,11 +6,11 @@ use std::{
 };
 
 use crate::{
-    record::{AttemptId, Effects, Lease, Record, RecordId},
+    record::{Effects, Lease, Record, RecordId},
     store::{Ask, Claim, Mode, Reservation, Resolution, Resolve, StoreFuture, Write, Written},
     testing::{
         Harness, Model,
-        samples::{LEASE, RETENTION, ask, reply, retry},
+        samples::{LEASE, RETENTION, ask, claim, reply, retry},
     },
 };
 
@@ -149,7 +149,7 @@ pub async fn dropping_a_claim_at_any_await_leaves_a_legal_record(on: Harness) {
         async |on| {
             let ask = Ask { mode: Mode::Accept, ..ask("key") };
             let _: Reservation = on.reserve(&ask).await;
-            Claim { id: ask.id, attempt: AttemptId::random(), lease: LEASE }
+            claim(&ask)
         },
         |on, claim: &Claim| {
             Expected::of(on, &claim.id, |model| {

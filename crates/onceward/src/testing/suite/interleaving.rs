@@ -5,14 +5,14 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 use crate::{
-    record::{AttemptId, Effects, Lease, RecordId},
+    record::{Effects, Lease, RecordId},
     store::{
         Advance, Advanced, Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Store,
         Swept, Write, Written,
     },
     testing::{
         Gate, GatedStore, Harness, Model, Paused, Point, StoreCall,
-        samples::{LEASE, another_request, ask, intend, reply, retry, save},
+        samples::{LEASE, another_request, ask, claim, intend, reply, retry, save},
     },
 };
 
@@ -290,9 +290,7 @@ pub async fn two_claims_in_every_order(on: Harness) {
     in_every_order(&on, async |on| {
         let ask = Ask { mode: Mode::Accept, ..ask("key") };
         let _: Reservation = on.reserve(&ask).await;
-        let claim = |attempt| Claim { id: ask.id.clone(), attempt, lease: LEASE };
-        let (x, y) = (claim(AttemptId::random()), claim(AttemptId::random()));
-        (ask.id.clone(), Call::Claim(x), Call::Claim(y))
+        (ask.id.clone(), Call::Claim(claim(&ask)), Call::Claim(claim(&ask)))
     })
     .await;
 }

@@ -224,6 +224,7 @@ pub async fn every_field_of_a_record_survives(on: Harness) {
         reconcile_after: None,
         void: false,
         progress: Progress::default(),
+        queued_until: None,
     };
     assert_eq!(on.record(&unusual.id).await, expected);
 

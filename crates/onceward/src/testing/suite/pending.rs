@@ -1,11 +1,11 @@
 //! Work that is accepted now and claimed later.
 
 use crate::{
-    record::{AttemptId, State},
-    store::{Ask, Claim, Found, Mode, Reservation, Write, Written},
+    record::State,
+    store::{Ask, Found, Mode, Reservation, Write, Written},
     testing::{
         Harness,
-        samples::{LEASE, RETENTION, another_request, ask, reply, retry},
+        samples::{LEASE, RETENTION, another_request, ask, claim, reply, retry},
     },
 };
 
@@ -13,10 +13,6 @@ async fn accepted(on: &Harness) -> Ask {
     let ask = Ask { mode: Mode::Accept, ..ask("key") };
     assert_eq!(on.reserve(&ask).await, Reservation::Accepted { found: Found::Absent });
     ask
-}
-
-fn claim(ask: &Ask) -> Claim {
-    Claim { id: ask.id.clone(), attempt: AttemptId::random(), lease: LEASE }
 }
 
 /// Accepted work is pending until it is claimed, and then runs.

@@ -6,10 +6,10 @@ use tokio::{sync::Barrier, task::JoinSet};
 
 use crate::{
     record::{AttemptId, Effects, Lease, State},
-    store::{Ask, Claim, Found, Mode, Reservation, Store, Write, Written},
+    store::{Ask, Found, Mode, Reservation, Store, Write, Written},
     testing::{
         Harness,
-        samples::{LEASE, ask, fingerprint, reply, retry},
+        samples::{LEASE, ask, claim, fingerprint, reply, retry},
     },
 };
 
@@ -271,8 +271,7 @@ pub async fn of_50_concurrent_claims_exactly_one_is_granted(on: Harness) {
     assert_eq!(answer, Reservation::Accepted { found: Found::Absent });
     let calls = (0..50).map(|_| {
         let store = Arc::clone(&on.store);
-        let id = accepted.id.clone();
-        let claim = Claim { id, attempt: AttemptId::random(), lease: LEASE };
+        let claim = claim(&accepted);
         move || async move { store.claim(claim).await.expect("claim answers") }
     });
     let answers: Vec<Reservation> = at_once(calls.collect()).await;

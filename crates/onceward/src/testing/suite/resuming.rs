@@ -13,8 +13,8 @@ use crate::{
     testing::{
         Harness,
         samples::{
-            LEASE, RETENTION, another_request, ask, intend, phased, reply, request, retry, save,
-            withdraw,
+            LEASE, RETENTION, another_request, ask, claim, intend, phased, reply, request, retry,
+            save, withdraw,
         },
     },
 };
@@ -253,7 +253,6 @@ pub async fn resumable_tells_of_what_waits_and_of_nothing_else(on: Harness) {
     for effects in Effects::ALL.into_iter().filter(|effects| *effects != Effects::Phased) {
         on.occupy(&Ask { effects, ..ask(effects.name()) }).await;
     }
-    let _: Reservation = on.reserve(&Ask { mode: Mode::Accept, ..phased("accepted") }).await;
     for (key, end) in [
         ("completed", Write::Complete(reply("done"))),
         ("unknown", Write::MarkUnknown("reset".into())),
@@ -378,8 +377,7 @@ pub async fn accepted_work_keeps_its_request(on: Harness) {
     let kept_request = Some(Arc::new(request("later")));
     let ask = Ask { mode: Mode::Accept, request: kept_request, ..phased("key") };
     let _: Reservation = on.reserve(&ask).await;
-    let claim = crate::store::Claim { id: ask.id.clone(), attempt: ask.attempt, lease: LEASE };
-    let _: Reservation = on.claim(&claim).await;
+    let _: Reservation = on.claim(&claim(&ask)).await;
     on.clock.advance(LEASE);
     assert_eq!(kept(&on, &ask.id).await, Some(request("later")));
 }

@@ -202,6 +202,7 @@ impl<'d> Source<'d> {
                     .flag()
                     .then(|| OpenEffect { name: self.text(), idempotent: self.flag() }),
             },
+            queued_until: self.flag().then(|| self.time()),
         }
     }
 

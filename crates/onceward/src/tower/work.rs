@@ -1,0 +1,118 @@
+//! The worker: a bounded number of operations at once, each in a task of its own.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+use tracing::{info, warn};
+
+use crate::{
+    engine::{Engine, Handler, Resumed, Which},
+    policy::Policy,
+    record::RecordId,
+};
+
+/// Goes on with operations that wait for a worker, at most `at_once` of them at a time: phased ones that
+/// were cut off, and those that were accepted for later. Looks for them every so often, and at once when
+/// this process has accepted something. One that takes long is in nobody's way. Many processes may do
+/// this on one store.
+///
+/// Runs until it is dropped; after the engine was told to drain it finds nothing more to do.
+///
+/// # Cancel safety
+/// May be dropped: the operations at work run on.
+pub async fn work<H, F>(
+    engine: Arc<Engine>,
+    which: Which,
+    every: Duration,
+    at_once: u32,
+    handler: F,
+) where
+    H: Handler,
+    F: Fn(Request<Bytes>, &Policy) -> H + Send + Sync + 'static,
+{
+    let handler = Arc::new(handler);
+    let at_once = at_once.max(1) as usize;
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let mut at_work: HashSet<RecordId> = HashSet::new();
+    let mut left = 0;
+    let mut next_sweep = Instant::now();
+    loop {
+        // What a process left behind that died is judged here: no client may come back to find it.
+        if Instant::now() >= next_sweep {
+            engine.sweep_some().await;
+            next_sweep = Instant::now() + SWEEP_EVERY;
+        }
+        let next_look = Instant::now() + every;
+        let not_before = Instant::now() + PAUSE_LEAST;
+        // What is at work may still be listed, and what cannot be gone on with always is.
+        let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
+        let mut more = at_work.len() >= at_once;
+        if !more {
+            match engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which).await {
+                Ok((ready, resumed)) => {
+                    left = resumed.left as usize;
+                    let mut taken = 0;
+                    for ready in ready {
+                        if at_work.len() >= at_once {
+                            more = true;
+                            break;
+                        }
+                        if !at_work.insert(ready.id().clone()) {
+                            continue;
+                        }
+                        taken += 1;
+                        let end = End(ready.id().clone(), ended.clone());
+                        let (engine, handler) = (Arc::clone(&engine), Arc::clone(&handler));
+                        tokio::spawn(async move {
+                            engine.go_on(ready, &*handler).await;
+                            drop(end);
+                        });
+                    }
+                    let Resumed { left, given_up, .. } = resumed;
+                    if taken + left + given_up > 0 {
+                        info!(taken, left, given_up, "operations without a client");
+                    }
+                }
+                Err(error) => warn!(%error, "operations that wait could not be looked for"),
+            }
+        }
+        // Until it is worth looking again.
+        loop {
+            tokio::select! {
+                Some(id) = ends.recv() => {
+                    at_work.remove(&id);
+                    if more && at_work.len() <= at_once / 2 {
+                        break;
+                    }
+                }
+                () = engine.accepted(), if at_work.len() < at_once => break,
+                () = sleep_until(next_look) => break,
+            }
+        }
+        sleep_until(not_before).await;
+    }
+}
+
+/// Between two looks, should everything end at once without having been done.
+const PAUSE_LEAST: Duration = Duration::from_millis(5);
+
+/// How often leases that ran out are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// More are not read at a time, with their requests.
+const LISTED_MAX: usize = 1000;
+
+/// Tells that an operation has ended, however it did.
+struct End(RecordId, mpsc::UnboundedSender<RecordId>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // The worker may be gone.
+        let _ = self.1.send(self.0.clone());
+    }
+}
