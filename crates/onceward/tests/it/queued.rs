@@ -354,7 +354,7 @@ async fn a_worker_begins_at_once_and_one_that_takes_long_is_in_nobodys_way() {
             soon.await.expect("it is done at once");
         } else {
             while service.runs() == 0 {
-                tokio::task::yield_now().await;
+                pass(Duration::from_millis(1)).await;
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use sqlx::{Row as _, postgres::PgRow};
+use tracing::warn;
 
 use super::{
     link::{Call, Caller, Link, call},
@@ -95,7 +96,8 @@ pub(super) async fn saved(
     fetch(link, bind).await?.iter().map(|row| read(row).ok_or_else(unreadable)).collect()
 }
 
-/// Phased operations that wait to be gone on with.
+/// Operations that wait for a worker. One that cannot be read is left out: it must not stand in the way
+/// of the others.
 pub(super) async fn resumable(link: &mut Link, limit: u32) -> Result<Vec<Resumable>, StoreError> {
     let bind =
         |link: &Link| call(&link.statements().resumable).bind(link.now()).bind(i64::from(limit));
@@ -114,5 +116,12 @@ pub(super) async fn resumable(link: &mut Link, limit: u32) -> Result<Vec<Resumab
         let record = FoundRow(row).record(&id).map_err(damaged)?;
         Ok(Resumable { record: Box::new(record), request })
     };
-    fetch(link, bind).await?.iter().map(read).collect()
+    let readable = |row: &PgRow| {
+        let read = read(row);
+        if let Err(error) = &read {
+            warn!(%error, "an operation that waits for a worker cannot be read");
+        }
+        read.ok()
+    };
+    Ok(fetch(link, bind).await?.iter().filter_map(readable).collect())
 }
