@@ -143,7 +143,7 @@ impl Config {
             to_upstream: transport::upstream(&file.upstream, &upstream)?,
             limits: transport::limits(&file.limits)?,
             quota: quota::quota(&file.quota)?,
-            privacy: privacy::resolve(&file.privacy, &routes)?,
+            privacy: privacy::resolve(&file.privacy, &routes, &store)?,
             upstream,
             listen,
             admin,

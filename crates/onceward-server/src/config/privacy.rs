@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use onceward::{Effects, KeyRing, LookupKey, RingKey};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{RouteTable, secret::Text};
+use super::{RouteTable, StoreUrl, secret::Text};
 
 /// The section as it is written.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -54,7 +54,11 @@ impl Privacy {
     }
 }
 
-pub(super) fn resolve(file: &PrivacyFile, routes: &RouteTable) -> Result<Privacy> {
+pub(super) fn resolve(
+    file: &PrivacyFile,
+    routes: &RouteTable,
+    store: &StoreUrl,
+) -> Result<Privacy> {
     let keys = file.keys.iter().map(|key| RingKey::parse(key.id.as_str(), key.secret.as_str()));
     let keys: Result<Vec<RingKey>, _> = keys.collect();
     let keys = keys.context("privacy.keys; `onceward privacy new-key` makes a secret")?;
@@ -65,6 +69,15 @@ pub(super) fn resolve(file: &PrivacyFile, routes: &RouteTable) -> Result<Privacy
     let lookup_key =
         file.hash_keys.as_ref().map(|secret| LookupKey::new(secret.as_str().as_bytes()));
     let lookup_key = lookup_key.transpose().context("privacy.hash_keys")?;
+    // What a client sends to be executed later may be anything, and lies there for long.
+    let queued = routes.all().find(|route| route.policy.rules().queued.is_some());
+    if let (Some(queued), None, false) = (queued, &ring, *store == StoreUrl::Memory) {
+        bail!(
+            "`{}` is queued, so that whole requests are stored: seal them with privacy.keys; \
+             `onceward privacy new-key` makes a secret",
+            queued.name()
+        );
+    }
     // The request of a phased operation is kept as it came, with its key.
     let keeps_requests = || {
         let mut rules = routes.all().map(|route| route.policy.rules());

@@ -14,11 +14,14 @@ use crate::support::{
 
 const KEY: &str = "order-0000000000000001";
 const QUEUED: &str = "[defaults]\nexecution = \"queued\"\n";
+/// Without which no request is stored.
+const SEALED: &str = "[privacy]\n\
+    keys = [{ id = \"a\", secret = \"YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\" }]\n";
 
 /// A store that outlives gateways.
 struct Home {
     url: String,
-    _folder: TempDir,
+    folder: TempDir,
     _database: Option<Database<'static>>,
 }
 
@@ -26,18 +29,18 @@ impl Home {
     fn file() -> Home {
         let folder = tempfile::tempdir().expect("temporary folder");
         let url = format!("file:{}", folder.path().join("x.db").display());
-        Home { url, _folder: folder, _database: None }
+        Home { url, folder: folder, _database: None }
     }
 
     fn postgres() -> Home {
         let database = Postgres::shared().create_database();
         let folder = tempfile::tempdir().expect("temporary folder");
-        Home { url: database.url(), _folder: folder, _database: Some(database) }
+        Home { url: database.url(), folder: folder, _database: Some(database) }
     }
 
     fn gateway(&self, upstream: &Upstream, toml: &str) -> Gateway {
         let store = format!("[store]\nurl = \"{}\"\n", self.url);
-        Gateway::with(upstream.address, &format!("{store}{ALICE}{QUEUED}{toml}"))
+        Gateway::with(upstream.address, &format!("{store}{ALICE}{SEALED}{QUEUED}{toml}"))
     }
 }
 
@@ -150,7 +153,7 @@ fn an_upstream_that_is_down_is_tried_again_and_acts_once_when_it_is_up() {
         let nobody = Upstream::on(free_port(), |_, _| ok("not me"));
         let gateway = {
             let store = format!("[store]\nurl = \"{}\"\n", home.url);
-            Gateway::with(address, &format!("{store}{ALICE}{QUEUED}"))
+            Gateway::with(address, &format!("{store}{ALICE}{SEALED}{QUEUED}"))
         };
         assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
         let waiting = eventually("the first attempt", || {
@@ -215,7 +218,7 @@ fn what_was_accepted_by_a_gateway_that_was_killed_before_it_began_is_executed_on
             let nowhere = free_port().local_addr().expect("bound");
             let store = format!("[store]\nurl = \"{}\"\n", home.url);
             let lease = "lease = \"2s\"\n";
-            let gateway = Gateway::with(nowhere, &format!("{store}{ALICE}{QUEUED}{lease}"));
+            let gateway = Gateway::with(nowhere, &format!("{store}{ALICE}{SEALED}{QUEUED}{lease}"));
             for number in 0..5 {
                 let key = format!("order-{number:016}");
                 assert_eq!(post(gateway.address, &key, "{}", &[]).status, 202);
@@ -308,6 +311,25 @@ fn a_stop_finishes_what_is_on_its_way_and_leaves_the_rest_to_the_next() {
 }
 
 #[test]
+fn a_request_that_waits_cannot_be_read_in_the_store() {
+    let home = Home::file();
+    let upstream = Upstream::start(|_, _| Act::Send(response(429, "", "busy")));
+    let gateway = home.gateway(&upstream, "queued_headers = [\"x-card\"]\n");
+    let accepted =
+        post(gateway.address, KEY, "{\"iban\": \"marker-body\"}", &["X-Card: marker-head"]);
+    assert_eq!(accepted.status, 202);
+    eventually("an attempt", || (upstream.count() > 0).then_some(()));
+    assert_eq!(upstream.seen()[0].header("x-card"), Some("marker-head"), "upstream is told");
+    let files = std::fs::read_dir(home.folder.path()).expect("a folder");
+    let stored: Vec<u8> = files
+        .flat_map(|file| std::fs::read(file.expect("an entry").path()).expect("read"))
+        .collect();
+    let holds = |marker: &str| stored.windows(marker.len()).any(|part| part == marker.as_bytes());
+    assert!(holds(KEY), "what is not sealed is there");
+    assert!(!holds("marker-body") && !holds("marker-head"));
+}
+
+#[test]
 fn settings_that_make_no_sense_for_queued_routes_are_refused() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = folder.path().join("onceward.toml");
@@ -320,6 +342,7 @@ fn settings_that_make_no_sense_for_queued_routes_are_refused() {
             "said anew at each attempt",
         ),
         ("execution = \"queued\"\nqueued_headers = [\"a b\"]", "is not the name of a header"),
+        ("execution = \"queued\"", "seal them with privacy.keys"),
     ] {
         let toml = format!(
             "config_version = 1\n[gateway]\nupstream = \"http://127.0.0.1:1\"\n[scope]\n\
