@@ -169,7 +169,7 @@ impl Gateway {
             Some(_) => admitted.keeping(head.clone()),
             None => admitted,
         };
-        let forward = setup.forward(policy, head, body.clone(), (Some(room), &self.budget));
+        let forward = setup.forward(policy, head, body.clone(), Some((room, &self.budget)));
         let response = run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await;
         self.make_room(response)
     }
@@ -217,7 +217,7 @@ impl Setup {
         policy: &Policy,
         parts: Parts,
         body: Bytes,
-        (room, budget): (Option<Room>, &Arc<Budget>),
+        room: Option<(Room, &Arc<Budget>)>,
     ) -> Forward {
         Forward {
             upstream: Arc::clone(&self.upstream),
@@ -229,8 +229,8 @@ impl Setup {
             // the truth and is stored.
             patience: policy.rules().max_execution.saturating_mul(2),
             stall_max: self.pace.stall_max,
-            room,
-            budget: Arc::clone(budget),
+            budget: room.as_ref().map(|(_, budget)| Arc::clone(budget)),
+            room: room.map(|(room, _)| room),
         }
     }
 

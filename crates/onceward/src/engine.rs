@@ -422,6 +422,9 @@ impl<R: Send + 'static> Call<'_, R> {
             Begun::Decided(Decision::Replay { reply, expires_at, generation }, ..) => {
                 self.replay(reply, expires_at, generation);
             }
+            // Somebody else was faster. Nobody asked, and nothing was decided.
+            Begun::Decided(Decision::Refuse(Refusal::NotTaken), ..)
+                if matches!(self.take, Take::Claim(_)) => {}
             Begun::Decided(Decision::Refuse(refusal), ..) => match &self.admitted.unless_known {
                 Some(otherwise) if refusal == Refusal::NotTaken => self.reject(otherwise.clone()),
                 _ => self.refuse(&refusal),

@@ -37,7 +37,7 @@ mod tests;
 pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_request};
 pub use decide::{Decision, Refusal, decide};
 use queue::pending_again;
-pub use queue::{backoff, claim, is_resumable};
+pub use queue::{backoff, claim, is_resumable, line_of};
 pub use resolve::resolve;
 
 /// Why an attempt was given up that may still be at work.

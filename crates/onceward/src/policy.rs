@@ -380,6 +380,11 @@ impl Policy {
                 (ServerErrors::Unknown, _) | (ServerErrors::ByEffects, Effects::External) => {
                     Meaning::Unknown
                 }
+                // It would be run again without anybody asking, and its client told in the end that
+                // it was not executed: for that a failure has to be declared to be harmless.
+                (ServerErrors::ByEffects, Effects::Undeclared) if self.queued.is_some() => {
+                    Meaning::Unknown
+                }
                 (ServerErrors::Retry | ServerErrors::ByEffects, _) => Meaning::NotExecuted,
             },
             _ => Meaning::Final,

@@ -93,7 +93,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// At most `limit` records that wait for a worker: phased ones that are in progress, their lease
     /// over, and without an open effect that must not be called again; and pending ones that are due.
-    /// Whoever has waited longest comes first; a record that somebody is at work on may be left out.
+    /// Pending ones come first, in each kind whoever has waited longest; a record that somebody is at
+    /// work on may be left out.
     fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
 
     /// Decides from outside what nobody inside can know: the reconciler and operators.
@@ -246,6 +247,9 @@ pub struct Claim {
     pub max_execution: Duration,
     /// What the work can do to the world, as it is declared now.
     pub effects: Effects,
+    /// The fence that was looked at: if the record moved since, nothing is taken, for it may be
+    /// another generation with another request. `None` takes whatever is pending.
+    pub fence: Option<Fence>,
 }
 
 /// All a store may decide: free, or not.
@@ -408,6 +412,9 @@ pub enum Resolution {
     /// `unknown` becomes `completed`: this is what had happened. `pending` becomes `completed`: it is
     /// given up, and this is what its client is told.
     Complete(Reply),
+    /// `pending` becomes `completed`, once the time is over for which it may be queued: it will not be
+    /// executed, and this is what its client is told.
+    GiveUp(Reply),
     /// `unknown` becomes `failed_retryable`: it did not act, and here is how we know. A phased
     /// operation becomes `in_progress`: its open effect did not act, and it waits to be gone on with.
     /// A queued one becomes `pending`: its client was promised that it would be executed.

@@ -103,6 +103,7 @@ impl Turn<'_> {
                 lease: ask.lease,
                 max_execution: ask.max_execution,
                 effects: ask.effects,
+                fence: None,
             };
             machine::claim(found.as_ref(), &claim, now())
         } else {

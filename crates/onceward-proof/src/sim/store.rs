@@ -181,6 +181,7 @@ impl World {
     pub(super) fn resolve(&self, resolve: Resolve, looked_at: Fence) -> Resolved {
         let (resolution, proof) = match &resolve.resolution {
             Resolution::Complete(_) => ("complete", None),
+            Resolution::GiveUp(_) => ("give_up", None),
             Resolution::Release(Proof::Authoritative) => ("release", Some("authoritative")),
             Resolution::Release(Proof::TwoProbes { .. }) => ("release", Some("two_probes")),
             Resolution::Void => ("void", None),

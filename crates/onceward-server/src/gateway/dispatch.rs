@@ -7,7 +7,7 @@ use http::Request;
 use onceward::{Policy, engine::Which, tower::work};
 use tokio::task::JoinHandle;
 
-use super::{Forward, Gateway, Setup, budget::Budget};
+use super::{Forward, Gateway, Setup};
 
 /// How many are sent at once. As many bodies are in memory beside those of live requests.
 const AT_ONCE: u32 = 32;
@@ -29,21 +29,15 @@ impl Dispatcher {
         let queues = setup.routes.all().any(|route| route.policy.rules().queued.is_some());
         let every = if queues { EVERY } else { EVERY_WITHOUT_ROUTES };
         let engine = Arc::clone(&setup.engine);
-        let budget = Arc::clone(&gateway.budget);
-        let send = move |request, policy: &Policy| forward(&setup, &budget, request, policy);
+        let send = move |request, policy: &Policy| forward(&setup, request, policy);
         Dispatcher(tokio::spawn(work(engine, Which::Accepted, every, AT_ONCE, send)))
     }
 }
 
 /// The head was kept as upstream is to see it.
-fn forward(
-    setup: &Setup,
-    budget: &Arc<Budget>,
-    request: Request<Bytes>,
-    policy: &Policy,
-) -> Forward {
+fn forward(setup: &Setup, request: Request<Bytes>, policy: &Policy) -> Forward {
     let (parts, body) = request.into_parts();
-    setup.forward(policy, parts, body, (None, budget))
+    setup.forward(policy, parts, body, None)
 }
 
 impl Drop for Dispatcher {

@@ -30,8 +30,9 @@ pub(super) struct Forward {
     pub(super) stall_max: Duration,
     /// For the body, as long as it is needed; none for one that was stored.
     pub(super) room: Option<Room>,
-    /// Where room for the reply comes from.
-    pub(super) budget: Arc<Budget>,
+    /// Where room for the reply comes from. None where no client waits, who would get a reply that
+    /// there is no room for as it comes: it is kept whatever it takes.
+    pub(super) budget: Option<Arc<Budget>>,
 }
 
 /// The room that a reply takes, among the extensions of its response.
@@ -86,8 +87,12 @@ impl Forward {
         // It was executed, so that it has to be answered. Without room its body is not kept, but
         // passed on as it comes: as if it were too large.
         let wait = ROOM_TIME_MAX.min(self.patience / 8);
-        let mut room = self.budget.wait(&body, self.reply_cap, wait).await;
-        let cap = if room.is_some() { self.reply_cap } else { 0 };
+        let mut room = match &self.budget {
+            Some(budget) => budget.wait(&body, self.reply_cap, wait).await,
+            None => None,
+        };
+        let is_kept = room.is_some() || self.budget.is_none();
+        let cap = if is_kept { self.reply_cap } else { 0 };
         let collected = collect(Paced::free(body), cap).await;
         if let (Some(room), Collected::Whole(body, _)) = (&mut room, &collected) {
             shrink(room, body.len());

@@ -583,8 +583,8 @@ BEGIN
 END
 $$;
 
--- What waits for a worker, the longest waiting first: phased work whose lease is over and that may go on,
--- and pending work that is due. Each by its own index, whatever the planner believes.
+-- What waits for a worker: pending work that is due, then phased work whose lease is over and that may go
+-- on, in each the longest waiting first. Each by its own index, whatever the planner believes.
 CREATE FUNCTION onceward.resumable(t bigint, most bigint)
 RETURNS TABLE (record_id bigint, "position" bigint)
 LANGUAGE plpgsql VOLATILE
@@ -598,8 +598,8 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT d.record_id, row_number() OVER (ORDER BY d.lease_until)
-    FROM ((SELECT r.record_id, r.lease_until
+    SELECT d.record_id, row_number() OVER (ORDER BY d.line, d.lease_until)
+    FROM ((SELECT r.record_id, r.lease_until, 1 AS line
            FROM onceward.leases l
            CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                                WHERE r.record_id = l.record_id OFFSET 0) r
@@ -608,7 +608,7 @@ BEGIN
              AND coalesce(r.open_effect_idempotent, true)
            ORDER BY r.lease_until LIMIT most)
           UNION ALL
-          (SELECT r.record_id, r.lease_until FROM onceward.records r
+          (SELECT r.record_id, r.lease_until, 0 FROM onceward.records r
            WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
            ORDER BY r.due_at LIMIT most)) d
     ORDER BY 2 LIMIT most;

@@ -16,7 +16,7 @@ use crate::{
     machine::{self, Decision, Refusal},
     observe,
     policy::Policy,
-    record::{AttemptId, Effects, Record, State},
+    record::{AttemptId, Effects, Fence, Record, State},
     store::{
         Ask, Claim, Found, IdentityCheck, Mode, Reservation, StoreError, StoreErrorKind,
         StoreFuture, Write, Written,
@@ -57,8 +57,8 @@ pub(super) struct Terms<'a> {
 pub(super) enum Take {
     /// If it is free.
     Reserve,
-    /// If it is pending.
-    Claim,
+    /// If it is pending, and still as it was looked at.
+    Claim(Fence),
 }
 
 /// A reserve was not answered in time.
@@ -130,7 +130,7 @@ impl Engine {
 
     /// Reserves and decides; where the policy or the client says so, waits for an attempt at work.
     pub(super) async fn begin(&self, ask: &Ask, terms: Terms<'_>) -> Begun {
-        match self.check_identity(ask, terms.patience).await {
+        match self.check_identity(&ask.route, terms.patience).await {
             Some(IdentityCheck::Same) => {}
             checked => {
                 return Begun::StoreFailed { may_be_granted: false, is_down: checked.is_none() };
@@ -153,7 +153,8 @@ impl Engine {
             if let (Reservation::Free, Some(exceeded)) = (&reservation, exceeded) {
                 return Begun::Limited(exceeded);
             }
-            if terms.take == Take::Claim && !matches!(reservation, Reservation::Granted { .. }) {
+            let claims = matches!(terms.take, Take::Claim(_));
+            if claims && !matches!(reservation, Reservation::Granted { .. }) {
                 // Somebody else was faster. There is no client to be told of it.
                 return Begun::Decided(Decision::Refuse(Refusal::NotTaken), sent, None);
             }
@@ -175,7 +176,11 @@ impl Engine {
     /// Whether the store was used with the same identity settings before. Asked until it is so:
     /// under other settings every key would look new, and everything would run again.
     /// `None` when it did not answer.
-    async fn check_identity(&self, ask: &Ask, patience: Duration) -> Option<IdentityCheck> {
+    pub(super) async fn check_identity(
+        &self,
+        route: &str,
+        patience: Duration,
+    ) -> Option<IdentityCheck> {
         if self.identity_is_same.load(Ordering::Relaxed) {
             return Some(IdentityCheck::Same);
         }
@@ -201,7 +206,7 @@ impl Engine {
                 Some(IdentityCheck::Different)
             }
             Err(error) => {
-                self.store_failed("check_identity", &error, &ask.route);
+                self.store_failed("check_identity", &error, route);
                 None
             }
         }
@@ -255,12 +260,13 @@ impl Engine {
     fn take(&self, ask: &Ask, take: Take) -> StoreFuture<'_, Reservation> {
         match take {
             Take::Reserve => self.store.reserve(ask.clone()),
-            Take::Claim => self.store.claim(Claim {
+            Take::Claim(fence) => self.store.claim(Claim {
                 id: ask.id.clone(),
                 attempt: ask.attempt,
                 lease: ask.lease,
                 max_execution: ask.max_execution,
                 effects: ask.effects,
+                fence: Some(fence),
             }),
         }
     }

@@ -18,10 +18,13 @@ use crate::{
     operation::Operation,
     policy::Policy,
     profile::Profile,
-    record::{Effects, Record, RecordId, State, StoredRequest},
+    record::{AttemptId, Effects, Record, RecordId, State, StoredRequest},
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
-    store::{Ask, Mode, Resolution, Resolve, Resolved, Resumable, StoreError},
+    store::{
+        Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Resumable, StoreError, Write,
+        Written,
+    },
 };
 
 /// What came of looking for operations to go on with.
@@ -103,7 +106,7 @@ impl Engine {
         }
         let resumable = timeout(self.store_deadline, self.store.resumable(limit)).await;
         let resumable = resumable.unwrap_or_else(|_| Err(timed_out()))?;
-        let (mut ready, mut overdue) = (Vec::new(), Vec::new());
+        let (mut ready, mut overdue, mut put_off) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.now();
         for Resumable { record, request } in resumable {
             if record.state == State::Pending && record.queued_until.is_some_and(|end| end <= now) {
@@ -124,10 +127,14 @@ impl Engine {
                     "an operation cannot be gone on with: it has no request, or no route"
                 );
                 resumed.left += 1;
+                if record.state == State::Pending {
+                    put_off.push(self.put_off(record));
+                }
                 continue;
             };
             ready.push(Ready { record, policy, request });
         }
+        join_all(put_off).await;
         let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
         resumed.given_up = u32::try_from(given_up).unwrap_or(u32::MAX);
         Ok((ready, resumed))
@@ -182,7 +189,7 @@ impl Engine {
             ..self.ask_again(&admitted, record.fingerprint)
         };
         let take = match record.state {
-            State::Pending => Take::Claim,
+            State::Pending => Take::Claim(record.fence),
             _ => Take::Reserve,
         };
         // It was created long ago, and no caller asks for it now.
@@ -193,6 +200,30 @@ impl Engine {
             call.lead(handler).instrument(span).await;
         }
         drop(running);
+    }
+
+    /// Lets pending work that cannot be begun now be due later, so that it is not in the way of others.
+    async fn put_off(&self, record: Box<Record>) {
+        let claim = Claim {
+            id: record.id.clone(),
+            attempt: AttemptId::random(),
+            lease: self.store_deadline,
+            max_execution: record.max_execution,
+            // Nothing will be done under it, whatever becomes of this process.
+            effects: Effects::None,
+            fence: Some(record.fence),
+        };
+        let put_off = async {
+            if let Reservation::Granted { lease, .. } = self.store.claim(claim).await? {
+                let why = Write::Release("cannot_be_begun".into());
+                let _: Written = self.store.write(&lease, why).await?;
+            }
+            Ok(())
+        };
+        let put_off = timeout(self.store_deadline, put_off).await;
+        if let Err(error) = put_off.unwrap_or_else(|_| Err(timed_out())) {
+            self.store_failed("put_off", &error, &record.route);
+        }
     }
 
     /// Completes accepted work that was never executed with the word that it was not, in one step:
@@ -207,7 +238,7 @@ impl Engine {
             id: record.id.clone(),
             generation: record.generation,
             fence: record.fence,
-            resolution: Resolution::Complete(Reply::capture(&parts, ReplyBody::Stored(body), None)),
+            resolution: Resolution::GiveUp(Reply::capture(&parts, ReplyBody::Stored(body), None)),
             reason: "it could not be executed in the time for which it may be queued".into(),
         };
         let resolved = timeout(self.store_deadline, self.store.resolve(resolve)).await;
@@ -286,6 +317,8 @@ where
 pub(super) fn stored(parts: &request::Parts, body: &Bytes, policy: &Policy) -> StoredRequest {
     let named = reply::named_by_connection(&parts.headers);
     let is_kept = |name: &HeaderName| match &policy.queued {
+        // Said anew at each attempt, or not for clients to say.
+        _ if name.as_str().starts_with("onceward-") => false,
         Some(queued) => queued.keeps(name) && !HOP_BY_HOP.contains(name) && !named.contains(name),
         None => {
             let credential = CREDENTIALS.contains(name);

@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use super::{Engine, Exceeded, STATUS_PATH, begin::timed_out, operation_id};
+use crate::store::IdentityCheck;
 use crate::{
     key::Key,
     machine, observe,
@@ -57,6 +58,11 @@ impl Engine {
         let Some(key) = sealed_id::open(&scope, id).or_else(asked) else {
             return not_found();
         };
+        // Under other settings the key would be another one's, and what was done would look undone.
+        if self.check_identity("status", self.store_deadline).await != Some(IdentityCheck::Same) {
+            let rejection = Rejection::store_unavailable();
+            return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
+        }
         let id = RecordId { scope, key };
         let loaded = timeout(self.store_deadline, self.store.load(&id)).await;
         match loaded.unwrap_or_else(|_| Err(timed_out())) {

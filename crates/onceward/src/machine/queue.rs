@@ -9,7 +9,7 @@ use crate::{
     store::{Claim, Found, Reservation},
 };
 
-/// Takes a pending record for execution, if it is due.
+/// Takes a pending record for execution, if it is due and still the one that was looked at.
 pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Reservation> {
     let Some(mut record) = found.and_then(|stored| after_retention(stored, now)) else {
         return Step::keep(Reservation::Free);
@@ -18,7 +18,11 @@ pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Rese
     let is_over = record.attempt == claim.attempt && record.attempts > 0;
     match record.state {
         State::InProgress if record.attempt == claim.attempt => regrant(&record, claim.lease, now),
-        State::Pending if is_due(&record, now) && !is_over => {
+        State::Pending
+            if is_due(&record, now)
+                && !is_over
+                && claim.fence.is_none_or(|fence| fence == record.fence) =>
+        {
             record.attempt = claim.attempt;
             record.fence = Fence::next(Some(record.fence), now);
             record.max_execution = claim.max_execution;
@@ -59,4 +63,11 @@ pub fn is_resumable(record: &Record, now: Timestamp) -> bool {
             && record.effects == Effects::Phased
             && !record.lease_is_live(now)
             && !record.progress.must_not_go_on()
+}
+
+/// Where an operation that waits for a worker stands in line: what is pending before what is phased,
+/// then by the time from which it waits. A phased one may wait for ever for somebody who can go on
+/// with it, and must not stand in the way of those that need nobody in particular.
+pub fn line_of(record: &Record) -> (bool, Timestamp) {
+    (record.state != State::Pending, record.lease_until)
 }

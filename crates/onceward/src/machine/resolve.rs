@@ -7,6 +7,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     record::{AuditEvent, Effects, Fence, Record, State},
+    reply::Reply,
     store::{Proof, Resolution, Resolve, Resolved},
 };
 
@@ -31,13 +32,24 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             resolved.fence = Fence::next(Some(record.fence), now);
             AuditEvent::ResolvedCompleted
         }
+        // A phased operation that nobody is at, and that perhaps nobody can go on with.
+        (State::InProgress, Resolution::Complete(reply)) if ran_out => {
+            decided_reply = Some(reply.clone());
+            complete(&mut resolved, reply, now);
+            resolved.fence = Fence::next(Some(record.fence), now);
+            AuditEvent::ResolvedCompleted
+        }
         // Nobody has begun, or whoever did has not acted: this is what its client is told instead.
         (State::Pending, Resolution::Complete(reply)) => {
             decided_reply = Some(reply.clone());
-            complete(&mut resolved, reply, now);
-            resolved.last_error = Some(GIVEN_UP.into());
-            resolved.fence = Fence::next(Some(record.fence), now);
-            AuditEvent::GivenUp
+            given_up(&mut resolved, reply, now)
+        }
+        (State::Pending, Resolution::GiveUp(reply)) => {
+            if let Some(not_before) = record.queued_until.filter(|end| now < *end) {
+                return Step::keep(Resolved::TooEarly { not_before });
+            }
+            decided_reply = Some(reply.clone());
+            given_up(&mut resolved, reply, now)
         }
         (State::Unknown, Resolution::Release(proof)) => {
             if let Err(not_before) = believe(&record, proof, now) {
@@ -57,6 +69,13 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
     let remembered = audit(&record, event, &reason, decided_reply, now);
     let answer = Resolved::Applied(Box::new(resolved.clone()));
     Step::put(resolved, Some(remembered), answer)
+}
+
+fn given_up(record: &mut Record, reply: Reply, now: Timestamp) -> AuditEvent {
+    complete(record, reply, now);
+    record.last_error = Some(GIVEN_UP.into());
+    record.fence = Fence::next(Some(record.fence), now);
+    AuditEvent::GivenUp
 }
 
 /// The last attempt did not act. If steps were made before, they stand.

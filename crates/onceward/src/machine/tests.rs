@@ -72,7 +72,7 @@ fn retry() -> Ask {
 /// A claim of that by attempt B.
 fn wanted() -> Claim {
     let Ask { id, lease, max_execution, effects, .. } = ask();
-    Claim { id, attempt: B, lease, max_execution, effects }
+    Claim { id, attempt: B, lease, max_execution, effects, fence: None }
 }
 
 fn another_request() -> Ask {

@@ -72,6 +72,22 @@ fn a_wait_is_capped() {
 }
 
 #[test]
+fn a_failure_of_queued_work_is_unknown_unless_it_is_declared_to_be_harmless() {
+    let meaning = |effects, errors| {
+        let policy = Policy::required().effects(effects).expect("offered").server_errors(errors);
+        let policy = policy.queued(Queued::default()).expect("can be queued");
+        policy.meaning_of(StatusCode::INTERNAL_SERVER_ERROR)
+    };
+    for effects in [Effects::Undeclared, Effects::External] {
+        assert_eq!(meaning(effects, ServerErrors::ByEffects), Meaning::Unknown);
+    }
+    for effects in [Effects::None, Effects::Local] {
+        assert_eq!(meaning(effects, ServerErrors::ByEffects), Meaning::NotExecuted);
+    }
+    assert_eq!(meaning(Effects::Undeclared, ServerErrors::Retry), Meaning::NotExecuted);
+}
+
+#[test]
 fn a_status_means_what_effects_and_policy_say() {
     use Meaning::{Final, NotExecuted, Unknown};
     let policy = |effects, server_errors| {

@@ -240,7 +240,7 @@ impl Store for MemoryStore {
                     Resumable { record: record.clone(), request }
                 }));
             }
-            resumable.sort_by_key(|one| one.record.lease_until);
+            resumable.sort_by_key(|one| machine::line_of(&one.record));
             resumable.truncate(limit as usize);
             Ok(resumable)
         })

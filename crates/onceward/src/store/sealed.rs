@@ -68,7 +68,7 @@ impl SealedStore {
     }
 
     async fn resolve_sealed(&self, mut resolve: Resolve) -> Result<Resolved, StoreError> {
-        if let Resolution::Complete(reply) = &mut resolve.resolution {
+        if let Resolution::Complete(reply) | Resolution::GiveUp(reply) = &mut resolve.resolution {
             // The attempt that the reply is for: if it is another one by then, nothing happens.
             let record = self.inner.load(&resolve.id).await?;
             let nobody = AttemptId::from_bytes([0; 16]);
@@ -126,6 +126,8 @@ impl Store for SealedStore {
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
         Box::pin(async move {
+            // As for `reserve`.
+            self.seals.prepare(&claim.id.scope).await?;
             let reservation = self.inner.claim(claim).await?;
             self.seals.open_reservation(reservation).await
         })

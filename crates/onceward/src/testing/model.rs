@@ -104,9 +104,9 @@ impl Model {
                 Resumable { record: Box::new(record.clone()), request }
             })
             .collect();
-        due.sort_by_key(|one| one.record.lease_until);
-        let lease_ends = |of: &[Resumable]| -> Vec<Timestamp> {
-            of.iter().map(|one| one.record.lease_until).take(limit as usize).collect()
+        due.sort_by_key(|one| machine::line_of(&one.record));
+        let lease_ends = |of: &[Resumable]| -> Vec<(bool, Timestamp)> {
+            of.iter().map(|one| machine::line_of(&one.record)).take(limit as usize).collect()
         };
         let is_told_twice = |one: &Resumable| {
             held.iter().filter(|other| other.record.id == one.record.id).count() > 1

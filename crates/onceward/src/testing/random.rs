@@ -242,6 +242,7 @@ impl Operation {
                     lease: samples::LEASE,
                     max_execution: samples::MAX_EXECUTION,
                     effects: *effects,
+                    fence: None,
                 };
                 let answer = on.store.claim(claim.clone()).await.map_err(failed)?;
                 let expected = on.model().claim(&claim, now);

@@ -88,6 +88,7 @@ pub fn claim(ask: &Ask) -> Claim {
         lease: ask.lease,
         max_execution: ask.max_execution,
         effects: ask.effects,
+        fence: None,
     }
 }
 

@@ -162,7 +162,7 @@ macro_rules! __store_suite_cases {
             queueing {
                 accepted_work_knows_how_long_it_may_wait
                 pending_work_waits_for_a_worker_with_its_request
-                phased_and_pending_work_stand_in_one_line
+                pending_work_stands_in_line_before_phased_work
                 queued_work_that_is_released_is_begun_again_after_a_pause
                 a_vanished_attempt_at_queued_work_is_moved_on_by_its_effects
                 a_retry_finds_queued_work_whose_attempt_vanished_pending_again

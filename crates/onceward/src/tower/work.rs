@@ -56,6 +56,9 @@ pub async fn work<H, F>(
             match engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which).await {
                 Ok((ready, resumed)) => {
                     left = resumed.left as usize;
+                    let given_up = resumed.given_up as usize;
+                    // A full list: there may be more behind it.
+                    more = ready.len() + left + given_up >= listed;
                     let mut taken = 0;
                     for ready in ready {
                         if at_work.len() >= at_once {
@@ -76,6 +79,10 @@ pub async fn work<H, F>(
                     let Resumed { left, given_up, .. } = resumed;
                     if taken + left + given_up > 0 {
                         info!(taken, left, given_up, "operations without a client");
+                    }
+                    if more && taken == 0 && given_up > 0 {
+                        sleep_until(not_before).await;
+                        continue;
                     }
                 }
                 Err(error) => warn!(%error, "operations that wait could not be looked for"),

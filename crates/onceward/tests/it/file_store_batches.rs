@@ -116,6 +116,7 @@ impl Caller {
                 lease: self.duration(),
                 max_execution: Duration::from_secs(5),
                 effects: Effects::ALL[self.random.random_range(0..5)],
+                fence: None,
             }),
             7..13 => {
                 let write = match self.random.random_range(0..8) {

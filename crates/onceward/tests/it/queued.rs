@@ -105,7 +105,10 @@ async fn what_was_not_executed_is_tried_again_after_a_pause_until_it_is() {
         async move {
             match run.number {
                 1 => StatusCode::TOO_MANY_REQUESTS.into_response(),
-                2 => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+                2 => {
+                    let not_done = [("onceward-executed", "no")];
+                    (StatusCode::INTERNAL_SERVER_ERROR, not_done).into_response()
+                }
                 _ => charged(run).await.into_response(),
             }
         }

