@@ -94,7 +94,8 @@ impl Plans {
             records,
             hash: hash.clone(),
         };
-        let name = URL_SAFE_NO_PAD.encode(rand::random::<[u8; 12]>());
+        // Behind a letter: on a command line a dash would make it a flag.
+        let name = format!("p{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 12]>()));
         let view = PlanView {
             plan: name.clone(),
             action: plan.action,
