@@ -78,7 +78,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Takes the record if it is free, else returns what is in the way.
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation>;
 
-    /// Takes a pending record for execution, if it is due. Answers as `reserve` does.
+    /// Takes a record that waits for a worker: see [`resumable`](Self::resumable). Answers as `reserve`
+    /// does.
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation>;
 
     /// Renews, completes, releases or marks unknown, guarded by the lease's attempt and fence.

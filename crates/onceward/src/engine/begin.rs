@@ -57,7 +57,7 @@ pub(super) struct Terms<'a> {
 pub(super) enum Take {
     /// If it is free.
     Reserve,
-    /// If it is pending, and still as it was looked at.
+    /// If it waits for a worker, and is still as it was looked at.
     Claim(Fence),
 }
 

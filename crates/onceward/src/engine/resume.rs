@@ -188,10 +188,8 @@ impl Engine {
             // What was asked then: this is no other request, whatever the recipe says today.
             ..self.ask_again(&admitted, record.fingerprint)
         };
-        let take = match record.state {
-            State::Pending => Take::Claim(record.fence),
-            _ => Take::Reserve,
-        };
+        // Whatever it has become since, it is another one's.
+        let take = Take::Claim(record.fence);
         // It was created long ago, and no caller asks for it now.
         let (limits, line) = (&Limits::OFF, Line::new("resumed", self));
         let (engine, admitted, ask, answer) = (self, &admitted, &ask, None);

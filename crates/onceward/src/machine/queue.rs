@@ -1,37 +1,40 @@
-//! Work that was accepted for later: when it is begun, and that it is begun again.
+//! Work that waits for a worker: what was accepted for later, and phased operations that were cut off.
 
 use std::time::Duration;
 
-use super::{Step, after_retention, grant, regrant};
+use super::{Step, after_lease, after_retention, grant, regrant};
 use crate::{
     clock::Timestamp,
     record::{Effects, Fence, Record, State},
     store::{Claim, Found, Reservation},
 };
 
-/// Takes a pending record for execution, if it is due and still the one that was looked at.
+/// Takes a record that waits for a worker, if it is still the one that was looked at: a pending one
+/// that is due, or a phased one that can be gone on with.
 pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Reservation> {
     let Some(mut record) = found.and_then(|stored| after_retention(stored, now)) else {
         return Step::keep(Reservation::Free);
     };
     // As in `reserve`: an attempt does not come again after its end. Whoever accepted it had none.
     let is_over = record.attempt == claim.attempt && record.attempts > 0;
-    match record.state {
-        State::InProgress if record.attempt == claim.attempt => regrant(&record, claim.lease, now),
-        State::Pending
-            if is_due(&record, now)
-                && !is_over
-                && claim.fence.is_none_or(|fence| fence == record.fence) =>
-        {
-            record.attempt = claim.attempt;
-            record.fence = Fence::next(Some(record.fence), now);
-            record.max_execution = claim.max_execution;
-            // What is declared when it runs decides, should the attempt vanish.
-            record.effects = claim.effects;
-            grant(record, claim.lease, Found::Pending, None, now)
-        }
-        _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
+    if record.state == State::InProgress && record.attempt == claim.attempt {
+        return regrant(&record, claim.lease, now);
     }
+    let is_the_one = claim.fence.is_none_or(|fence| fence == record.fence);
+    if is_over || !is_the_one || !is_resumable(&record, now) {
+        let record = Box::new(record);
+        return Step::keep(Reservation::Occupied { record, lease_ran_out: false });
+    }
+    let (found, remembered) = match record.state {
+        State::Pending => (Found::Pending, None),
+        _ => (Found::LeaseOver, after_lease(&record, now).1),
+    };
+    record.attempt = claim.attempt;
+    record.fence = Fence::next(Some(record.fence), now);
+    record.max_execution = claim.max_execution;
+    // What is declared when it runs decides, should the attempt vanish.
+    record.effects = claim.effects;
+    grant(record, claim.lease, found, remembered, now)
 }
 
 fn is_due(record: &Record, now: Timestamp) -> bool {

@@ -251,6 +251,25 @@ fn a_claim_takes_only_the_record_that_was_looked_at() {
 }
 
 #[test]
+fn a_phased_operation_that_was_cut_off_is_claimed_as_it_was_looked_at_and_no_other() {
+    let cut_off = record_of(&Ask { effects: Effects::Phased, ..ask() }, State::InProgress);
+    let over = cut_off.lease_until;
+    let wanted = Claim { fence: Some(cut_off.fence), effects: Effects::Phased, ..wanted() };
+    let step = claim(Some(&cut_off), &wanted, over);
+    assert_eq!(step.audit.as_ref().map(|audit| audit.event), Some(AuditEvent::LeaseExpired));
+    let (next, _, found) = granted(step);
+    assert_eq!((found, next.attempt, next.attempts), (Found::LeaseOver, wanted.attempt, 2));
+    assert!(next.fence > cut_off.fence);
+    let alive = claim(Some(&cut_off), &wanted, at(1));
+    assert!(matches!(alive.answer, Reservation::Occupied { .. }));
+    // Completed, withdrawn and begun anew meanwhile: another request, which nobody looked at.
+    let moved = Record { fence: Fence::next(Some(cut_off.fence), at(1)), ..cut_off.clone() };
+    assert!(matches!(claim(Some(&moved), &wanted, over).answer, Reservation::Occupied { .. }));
+    let external = Record { effects: Effects::External, ..cut_off };
+    assert!(matches!(claim(Some(&external), &wanted, over).answer, Reservation::Occupied { .. }));
+}
+
+#[test]
 fn work_is_given_up_by_the_clock_of_the_store_and_not_before_its_time() {
     let record = pending();
     let end = record.queued_until.expect("queued");

@@ -82,7 +82,7 @@ pub async fn pending_work_stands_in_line_before_phased_work(on: Harness) {
     assert_eq!(on.write(&lease, Write::Release("refused".into())).await, Written::Applied);
     let keys: Vec<String> = waiting(&on).await.into_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, ["third", "second"]);
-    on.clock.advance(backoff(1));
+    on.clock.advance(backoff(1) + Duration::from_secs(1));
     accepted(&on, queued("last")).await;
     let two = on.resumable(2).await;
     let keys: Vec<&str> = two.iter().map(|one| one.record.id.key.as_str()).collect();
