@@ -52,6 +52,8 @@ mod settle;
 mod single;
 mod status;
 mod superseded;
+#[cfg(feature = "worker")]
+mod tend;
 mod wait;
 
 use answer::{Line, outcome_of};

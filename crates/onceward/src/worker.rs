@@ -1,0 +1,9 @@
+//! Workers: what has to be done though no client comes. Each can be run once, or again and again; any
+//! number of processes may run them on one store.
+
+mod reaper;
+mod runner;
+mod sweeper;
+
+pub use reaper::{Reap, Reaper};
+pub use sweeper::{Sweep, Sweeper};
