@@ -153,7 +153,10 @@ pub fn refused(route: &str, status: StatusCode, outcome: &str) {
 #[cfg(feature = "worker")]
 pub use worker::WORKER_METRICS;
 #[cfg(feature = "worker")]
-pub(crate) use worker::{purged, reaped, swept, worker_failed, worker_ran, worker_started};
+pub(crate) use worker::{
+    outbox_surveyed, purged, reaped, surveyed, swept, took, worker_failed, worker_ran,
+    worker_started,
+};
 
 #[cfg(feature = "worker")]
 mod worker;

@@ -3,7 +3,9 @@
 
 mod reaper;
 mod runner;
+mod surveyor;
 mod sweeper;
 
 pub use reaper::{Reap, Reaper};
+pub use surveyor::Surveyor;
 pub use sweeper::{Sweep, Sweeper};

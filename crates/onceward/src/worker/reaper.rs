@@ -24,12 +24,12 @@ const BATCHES_MAX: u32 = 200;
 ///
 /// ```
 /// # fn example() {
-/// use std::{sync::Arc, time::Duration};
+/// use std::sync::Arc;
 /// use onceward::{Idempotency, MemoryStore, Policy, worker::Reaper};
 ///
 /// let layer = Idempotency::new(Arc::new(MemoryStore::new()), Policy::required());
 /// let reaper = Reaper::new(Arc::clone(layer.engine()));
-/// tokio::spawn(async move { reaper.run(Reaper::EVERY).await });
+/// tokio::spawn(async move { reaper.run(Reaper::EVERY, std::future::pending()).await });
 /// # }
 /// ```
 #[derive(Debug)]
@@ -112,13 +112,14 @@ impl Reaper {
         Ok(reap)
     }
 
-    /// Runs every so often, until the engine is told to drain.
+    /// Runs every so often, until `stop` or until the engine is told to drain. A run that was begun
+    /// comes to its end.
     ///
     /// # Cancel safety
     /// May be dropped, as `run_once`.
-    pub async fn run(&self, every: Duration) {
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()>) {
         let once = async || self.run_once().await.map(|reap| reap.more);
-        repeat("reaper", every, &self.engine, once).await;
+        repeat("reaper", every, &self.engine, stop, once).await;
     }
 
     /// Until nothing is left, the bound is reached, or the engine drains.

@@ -1,7 +1,7 @@
 //! Running a worker again and again: with some jitter, so that many processes do not come at once;
 //! sooner when there is more to do; later and later while it fails.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -17,8 +17,9 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Two batches of one run are never closer than this.
 const PAUSE_LEAST: Duration = Duration::from_millis(5);
 
-/// Runs a worker every so often, until the engine is told to drain. `once` tells whether it left
-/// something to do. A run that was begun ends by itself: it looks for the drain between its batches.
+/// Runs a worker every so often, until `stop` or until the engine is told to drain. `once` tells whether
+/// it left something to do. A run that was begun comes to its end; if the engine drains, after the batch
+/// that it is at.
 ///
 /// # Cancel safety
 /// May be dropped: a worker's steps are whole or do not happen.
@@ -26,12 +27,19 @@ pub(crate) async fn repeat(
     name: &'static str,
     every: Duration,
     engine: &Engine,
+    stop: impl Future<Output = ()>,
     mut once: impl AsyncFnMut() -> Result<bool, StoreError>,
 ) {
     observe::worker_started(name, engine.now());
     let mut failures = 0_u32;
     let mut next = some_of(every / 10);
-    while !sleep_unless_draining(engine, next).await {
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut stop => return,
+            is_draining = sleep_unless_draining(engine, next) => if is_draining { return },
+        }
         let begun = Instant::now();
         next = match once().await {
             Ok(more) => {

@@ -29,12 +29,12 @@ const PAGES_MAX: u32 = 20;
 ///
 /// ```
 /// # fn example() {
-/// use std::{sync::Arc, time::Duration};
+/// use std::sync::Arc;
 /// use onceward::{Idempotency, MemoryStore, Policy, worker::Sweeper};
 ///
 /// let layer = Idempotency::new(Arc::new(MemoryStore::new()), Policy::required());
 /// let sweeper = Sweeper::new(Arc::clone(layer.engine()));
-/// tokio::spawn(async move { sweeper.run(Sweeper::EVERY).await });
+/// tokio::spawn(async move { sweeper.run(Sweeper::EVERY, std::future::pending()).await });
 /// # }
 /// ```
 #[derive(Debug)]
@@ -84,13 +84,14 @@ impl Sweeper {
         Ok(sweep)
     }
 
-    /// Runs every so often, until the engine is told to drain.
+    /// Runs every so often, until `stop` or until the engine is told to drain. A run that was begun
+    /// comes to its end.
     ///
     /// # Cancel safety
     /// May be dropped, as `run_once`.
-    pub async fn run(&self, every: Duration) {
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()>) {
         let once = async || self.run_once().await.map(|sweep| sweep.more);
-        repeat("sweeper", every, &self.engine, once).await;
+        repeat("sweeper", every, &self.engine, stop, once).await;
     }
 
     async fn sweep(&self, sweep: &mut Sweep) -> Result<bool, StoreError> {
