@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::runner::{repeat, rest};
+use super::runner::{Worker, repeat, rest};
 use crate::{
     engine::Engine,
     observe,
@@ -54,6 +54,18 @@ pub struct Reap {
     pub more: bool,
 }
 
+impl Worker for Reaper {
+    const NAME: &'static str = "reaper";
+
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    async fn once(&self) -> Result<bool, StoreError> {
+        self.run_once().await.map(|reap| reap.more)
+    }
+}
+
 impl Reaper {
     /// How often it runs by default.
     pub const EVERY: Duration = Duration::from_secs(5 * 60);
@@ -87,27 +99,8 @@ impl Reaper {
     /// May be dropped: each record was reaped, or it was not.
     pub async fn run_once(&self) -> Result<Reap, StoreError> {
         let mut reap = Reap::default();
-        let reaped = async |reap: &mut Reap| {
-            let Reaped { expired, purged } = self.engine.reap_some(BATCH).await?;
-            (reap.expired, reap.purged) = (reap.expired + expired, reap.purged + purged);
-            Ok(expired + purged)
-        };
-        self.in_batches(&mut reap, reaped).await?;
-        let audits = async |reap: &mut Reap| {
-            let purged = self.engine.purge_some_audit(self.audit_retention, BATCH).await?;
-            reap.audits += purged;
-            Ok(purged)
-        };
-        self.in_batches(&mut reap, audits).await?;
-        if let Some((outbox, kept_for)) = &self.outbox {
-            let messages = async |reap: &mut Reap| {
-                let purged = self.engine.in_time(outbox.purge_done(*kept_for, BATCH)).await?;
-                let purged = u32::try_from(purged.len()).unwrap_or(u32::MAX);
-                observe::purged("message", purged);
-                reap.messages += purged;
-                Ok(purged)
-            };
-            self.in_batches(&mut reap, messages).await?;
+        for kind in [Kind::Record, Kind::Audit, Kind::Message] {
+            self.in_batches(kind, &mut reap).await?;
         }
         Ok(reap)
     }
@@ -117,27 +110,53 @@ impl Reaper {
     ///
     /// # Cancel safety
     /// May be dropped, as `run_once`.
-    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()>) {
-        let once = async || self.run_once().await.map(|reap| reap.more);
-        repeat("reaper", every, &self.engine, stop, once).await;
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()> + Send) {
+        repeat(self, every, stop).await;
     }
 
     /// Until nothing is left, the bound is reached, or the engine drains.
-    async fn in_batches(
-        &self,
-        reap: &mut Reap,
-        batch: impl AsyncFn(&mut Reap) -> Result<u32, StoreError>,
-    ) -> Result<(), StoreError> {
+    async fn in_batches(&self, kind: Kind, reap: &mut Reap) -> Result<(), StoreError> {
         for _ in 0..BATCHES_MAX {
             if self.engine.is_draining() {
                 return Ok(());
             }
             let begun = Instant::now();
-            if batch(reap).await? == 0 || rest(&self.engine, begun.elapsed()).await {
+            if self.batch(kind, reap).await? == 0 || rest(&self.engine, begun.elapsed()).await {
                 return Ok(());
             }
         }
         reap.more = true;
         Ok(())
     }
+
+    async fn batch(&self, kind: Kind, reap: &mut Reap) -> Result<u32, StoreError> {
+        match (kind, &self.outbox) {
+            (Kind::Record, _) => {
+                let Reaped { expired, purged } = self.engine.reap_some(BATCH).await?;
+                (reap.expired, reap.purged) = (reap.expired + expired, reap.purged + purged);
+                Ok(expired + purged)
+            }
+            (Kind::Audit, _) => {
+                let purged = self.engine.purge_some_audit(self.audit_retention, BATCH).await?;
+                reap.audits += purged;
+                Ok(purged)
+            }
+            (Kind::Message, None) => Ok(0),
+            (Kind::Message, Some((outbox, kept_for))) => {
+                let purged = self.engine.in_time(outbox.purge_done(*kept_for, BATCH)).await?;
+                let purged = u32::try_from(purged.len()).unwrap_or(u32::MAX);
+                observe::purged("message", purged);
+                reap.messages += purged;
+                Ok(purged)
+            }
+        }
+    }
+}
+
+/// What is kept for a while, and not for ever.
+#[derive(Clone, Copy)]
+enum Kind {
+    Record,
+    Audit,
+    Message,
 }

@@ -17,19 +17,29 @@ const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// Two batches of one run are never closer than this.
 const PAUSE_LEAST: Duration = Duration::from_millis(5);
 
-/// Runs a worker every so often, until `stop` or until the engine is told to drain. `once` tells whether
-/// it left something to do. A run that was begun comes to its end; if the engine drains, after the batch
-/// that it is at.
+/// What is done again and again.
+pub(crate) trait Worker: Sync {
+    /// As it is called in logs and metrics.
+    const NAME: &'static str;
+
+    /// Whose drain ends it.
+    fn engine(&self) -> &Engine;
+
+    /// One bounded run. `true` if it left something to do.
+    fn once(&self) -> impl Future<Output = Result<bool, StoreError>> + Send;
+}
+
+/// Runs a worker every so often, until `stop` or until the engine is told to drain. A run that was begun
+/// comes to its end; if the engine drains, after the batch that it is at.
 ///
 /// # Cancel safety
 /// May be dropped: a worker's steps are whole or do not happen.
-pub(crate) async fn repeat(
-    name: &'static str,
+pub(crate) async fn repeat<W: Worker>(
+    worker: &W,
     every: Duration,
-    engine: &Engine,
-    stop: impl Future<Output = ()>,
-    mut once: impl AsyncFnMut() -> Result<bool, StoreError>,
+    stop: impl Future<Output = ()> + Send,
 ) {
+    let (name, engine) = (W::NAME, worker.engine());
     observe::worker_started(name, engine.now());
     let mut failures = 0_u32;
     let mut next = some_of(every / 10);
@@ -41,7 +51,7 @@ pub(crate) async fn repeat(
             is_draining = sleep_unless_draining(engine, next) => if is_draining { return },
         }
         let begun = Instant::now();
-        next = match once().await {
+        next = match worker.once().await {
             Ok(more) => {
                 if failures > 0 {
                     info!(worker = name, failures, "a worker is at work again");

@@ -8,7 +8,7 @@ use std::{
 
 use tracing::warn;
 
-use super::runner::repeat;
+use super::runner::{Worker, repeat};
 use crate::{
     engine::Engine,
     observe,
@@ -30,6 +30,18 @@ pub struct Surveyor {
     engine: Arc<Engine>,
     outbox: Option<Arc<dyn OutboxStore>>,
     warned: Mutex<HashSet<Arc<str>>>,
+}
+
+impl Worker for Surveyor {
+    const NAME: &'static str = "surveyor";
+
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    async fn once(&self) -> Result<bool, StoreError> {
+        self.run_once().await.map(|()| false)
+    }
 }
 
 impl Surveyor {
@@ -73,9 +85,8 @@ impl Surveyor {
     ///
     /// # Cancel safety
     /// May be dropped.
-    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()>) {
-        let once = async || self.run_once().await.map(|()| false);
-        repeat("surveyor", every, &self.engine, stop, once).await;
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()> + Send) {
+        repeat(self, every, stop).await;
     }
 
     fn look_at_durations(&self) {

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::runner::{repeat, rest};
+use super::runner::{Worker, repeat, rest};
 use crate::{
     engine::Engine,
     record::State,
@@ -59,6 +59,18 @@ pub struct Sweep {
     pub more: bool,
 }
 
+impl Worker for Sweeper {
+    const NAME: &'static str = "sweeper";
+
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    async fn once(&self) -> Result<bool, StoreError> {
+        self.run_once().await.map(|sweep| sweep.more)
+    }
+}
+
 impl Sweeper {
     /// How often it runs by default.
     pub const EVERY: Duration = Duration::from_secs(30);
@@ -89,9 +101,8 @@ impl Sweeper {
     ///
     /// # Cancel safety
     /// May be dropped, as `run_once`.
-    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()>) {
-        let once = async || self.run_once().await.map(|sweep| sweep.more);
-        repeat("sweeper", every, &self.engine, stop, once).await;
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()> + Send) {
+        repeat(self, every, stop).await;
     }
 
     async fn sweep(&self, sweep: &mut Sweep) -> Result<bool, StoreError> {
