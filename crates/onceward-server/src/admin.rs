@@ -15,7 +15,11 @@ use http::{
 };
 use hyper::body::Incoming;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use onceward::{Engine, engine::BreakerState, observe};
+use onceward::{
+    Engine,
+    engine::{BreakerState, ScopeTraffic},
+    observe,
+};
 use tokio::time::{interval, timeout};
 
 use crate::listener::{Answer, Peer};
@@ -33,6 +37,12 @@ const PING_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Handlers take from milliseconds to a minute; leases are sized by the upper buckets.
 const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+const SCOPE_REQUESTS: &str = "onceward_scope_requests";
+const SCOPE_DUPLICATES: &str = "onceward_scope_duplicates";
+
+/// So many scopes are told apart in the metrics.
+const SCOPES_MAX: usize = 20;
 
 /// Collects metrics for the whole process. Call once.
 pub(crate) fn install_metrics() -> Result<PrometheusHandle> {
@@ -94,8 +104,30 @@ impl Admin {
         if !near && let Err(problem) = self.api.admits(parts) {
             return problem.into_response().map(whole);
         }
-        text(StatusCode::OK, self.metrics.render())
+        let mut metrics = self.metrics.render();
+        metrics.push_str(&scopes(&self.engine.scope_traffic(SCOPES_MAX)));
+        text(StatusCode::OK, metrics)
     }
+}
+
+/// Which scopes sent duplicates. Written here and not collected with the rest, which would never forget
+/// a scope again.
+fn scopes(traffic: &[ScopeTraffic]) -> String {
+    let mut text = String::new();
+    for (name, what, number) in [
+        (SCOPE_REQUESTS, "requests with a key", (|one| one.requests) as fn(&ScopeTraffic) -> u64),
+        (SCOPE_DUPLICATES, "requests whose key was known", |one| one.duplicates),
+    ] {
+        let help =
+            format!("{what}, in the last full minute, of the scopes with the most duplicates");
+        text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} gauge\n"));
+        for one in traffic {
+            let scope = one.scope.as_deref().unwrap_or("other");
+            text.push_str(&format!("{name}{{scope=\"{scope}\"}} {}\n", number(one)));
+        }
+        text.push('\n');
+    }
+    text
 }
 
 impl Answer for Admin {

@@ -92,10 +92,26 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
+    /// Runs only the workers, without a listener for clients: those are served by other processes on
+    /// the same store, with the same configuration.
+    #[arg(long, value_enum, conflicts_with = "no_workers")]
+    pub(crate) only: Option<Only>,
+
+    /// Serves clients without running workers: those run in other processes on the same store.
+    #[arg(long)]
+    pub(crate) no_workers: bool,
+
     /// Uses a store that was written under another scope rule, key syntax, fingerprint key or
     /// privacy.hash_keys. Keys of before will look new.
     #[arg(long)]
     pub(crate) accept_identity_change: bool,
+}
+
+/// What a process can be asked to do alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Only {
+    /// Sweeper, reaper, surveyor, and the dispatch of queued requests.
+    Worker,
 }
 
 /// Flags of `demo`.
@@ -150,6 +166,10 @@ Examples:
 
   Settings in a file, and another port:
     onceward serve --config onceward.toml --listen 127.0.0.1:9090
+
+  The workers in a process of their own:
+    onceward serve --config onceward.toml --no-workers
+    onceward serve --config onceward.toml --only worker --admin 127.0.0.1:8082
 
 A config file:
   config_version = 1

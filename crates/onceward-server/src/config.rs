@@ -28,6 +28,7 @@ mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
 mod transport; // [tls], [upstream], [limits]
+mod workers; // [workers]
 
 pub(crate) use admin::AdminSettings;
 pub(crate) use cidr::Cidr;
@@ -39,6 +40,7 @@ pub(crate) use scope::TokenRules;
 use secret::Text;
 pub(crate) use suggest::hint;
 pub(crate) use transport::{KeyPair, Limits, UpstreamSettings};
+pub(crate) use workers::{Role, Workers};
 
 /// All settings of a gateway.
 #[derive(Clone, Debug)]
@@ -66,6 +68,8 @@ pub(crate) struct Config {
     pub(crate) quota: onceward::Limits,
     /// What stores may see.
     pub(crate) privacy: Privacy,
+    /// What is done though no client comes.
+    pub(crate) workers: Workers,
 }
 
 /// Where records are kept.
@@ -143,6 +147,7 @@ impl Config {
             to_upstream: transport::upstream(&file.upstream, &upstream)?,
             limits: transport::limits(&file.limits)?,
             quota: quota::quota(&file.quota)?,
+            workers: workers::workers(&args, &file.workers)?,
             privacy: privacy::resolve(&file.privacy, &routes, &store)?,
             upstream,
             listen,
@@ -172,6 +177,11 @@ impl Config {
             self.store != StoreUrl::Memory || self.listen.ip().is_loopback(),
             "the store memory: forgets everything when the process ends, so that it only serves a \
              loopback address; use --store file:PATH, or listen on 127.0.0.1"
+        );
+        ensure!(
+            self.store != StoreUrl::Memory || self.workers.role == Role::All,
+            "the store memory: is this process's own, so that it serves and works for itself; use \
+             another store with --only worker and --no-workers"
         );
         ensure!(
             self.admin.ip().is_loopback() || self.admin_settings.has_token(),

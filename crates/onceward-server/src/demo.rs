@@ -40,10 +40,10 @@ pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
     let mut config = Config::load(serve)?;
     let gateway = Running::start(&config, metrics.clone()).await?;
     // A port that the system chose is kept when the gateway starts again.
-    config.listen = gateway.address();
+    config.listen = gateway.address().unwrap_or(config.listen);
     config.admin = gateway.admin_address();
     let mut teller = Teller::new();
-    teller.introduce(&bank, &gateway);
+    teller.introduce(&bank, config.listen);
     let mut story = Story::new(bank, gateway, config, store, metrics);
     tokio::select! {
         told = story.tell(&mut teller) => told?,

@@ -10,6 +10,7 @@ mod listener; // connections in: hyper with time limits, and a clean stop
 mod traffic; // what was passed on without protection
 mod gateway; // requests through the engine to upstream and back
 mod admin; // /livez, /readyz, /metrics, and the admin API
+mod workers; // what is done though no client comes
 mod serve; // all of it together, until a signal
 mod describe; // configurations, routes and error codes, for people
 mod command; // what operators do, by the admin API

@@ -18,7 +18,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
-use tracing::{info, warn};
+use tracing::{field, info, warn};
 
 use crate::{
     admin::{self, Admin, Api},
@@ -29,6 +29,7 @@ use crate::{
     store::OpenStore,
     tls::Certificate,
     traffic::Traffic,
+    workers::Workers,
 };
 
 /// What runs has this long to finish once the process was told to stop.
@@ -67,8 +68,11 @@ pub(crate) struct Running {
     engine: Arc<Engine>,
     store: OpenStore,
     gateway: Gateway,
-    dispatcher: Dispatcher,
-    gateway_listening: Listening,
+    /// None where the workers run elsewhere.
+    dispatcher: Option<Dispatcher>,
+    workers: Option<Workers>,
+    /// None where clients are served elsewhere.
+    gateway_listening: Option<Listening>,
     admin: Admin,
     admin_listening: Listening,
     certificate: Option<Arc<Certificate>>,
@@ -95,17 +99,21 @@ impl Running {
         let admin = Admin::new(Arc::clone(&engine), metrics, api);
         tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
-        let gateway_listening = Listening::bind_with(
-            config.listen,
-            gateway.clone(),
-            config.limits,
-            certificate.clone(),
-        )
-        .await?;
-        let dispatcher = Dispatcher::start(&gateway);
+        let role = config.workers.role;
+        let gateway_listening = match role.serves() {
+            true => {
+                let (on, limits) = (config.listen, config.limits);
+                let bound = Listening::bind_with(on, gateway.clone(), limits, certificate.clone());
+                Some(bound.await?)
+            }
+            false => None,
+        };
+        let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
+        let workers =
+            role.works().then(|| Workers::start(&engine, store.outbox(), &config.workers));
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
-            listen = %gateway_listening.address,
+            listen = gateway_listening.as_ref().map(|listening| field::display(listening.address)),
             admin = %admin_listening.address,
             upstream = %config.upstream,
             scope = config.scope.name(),
@@ -119,6 +127,7 @@ impl Running {
             store,
             gateway,
             dispatcher,
+            workers,
             gateway_listening,
             admin,
             admin_listening,
@@ -166,14 +175,21 @@ impl Running {
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
         self.gateway.set_up(setup);
-        self.dispatcher = Dispatcher::start(&self.gateway);
+        if config.workers.role.works() {
+            self.dispatcher = Some(Dispatcher::start(&self.gateway));
+            let workers = Workers::start(&engine, self.store.outbox(), &config.workers);
+            if let Some(before) = self.workers.replace(workers) {
+                before.replace();
+            }
+        }
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
         Ok(())
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.gateway_listening.address
+    /// Where clients connect, if they do so here.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.gateway_listening.as_ref().map(|listening| listening.address)
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -192,13 +208,24 @@ impl Running {
             store,
             gateway,
             dispatcher,
+            workers,
             gateway_listening,
             admin,
             admin_listening,
             ..
         } = self;
         drop(dispatcher);
-        tokio::join!(gateway_listening.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
+        let stop_serving = async {
+            if let Some(listening) = gateway_listening {
+                listening.stop(DRAIN_TIME_MAX).await;
+            }
+        };
+        let stop_working = async {
+            if let Some(workers) = workers {
+                workers.stop(DRAIN_TIME_MAX).await;
+            }
+        };
+        tokio::join!(stop_serving, stop_working, engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, gateway, admin));
         store.close().await;
@@ -311,7 +338,9 @@ fn announce(running: &Running) {
     let mut stdout = std::io::stdout().lock();
     // Nobody has to read it.
     let scheme = if running.certificate.is_some() { "https" } else { "http" };
-    let _ = writeln!(stdout, "listening on {scheme}://{}", running.address());
+    if let Some(address) = running.address() {
+        let _ = writeln!(stdout, "listening on {scheme}://{address}");
+    }
     let _ = writeln!(stdout, "admin on http://{}", running.admin_address());
     if let Some(token) = &running.admin_token {
         let _ = writeln!(stdout, "admin token (made for this start, not shown again): {token}");

@@ -4,7 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    KeyRing, MemoryStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore, Store,
+    KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore,
+    Store,
 };
 
 use crate::config::StoreUrl;
@@ -43,6 +44,15 @@ impl OpenStore {
 
     fn of(store: Arc<dyn Store>, kind: Kind) -> OpenStore {
         OpenStore { store, sealed: None, kind }
+    }
+
+    /// Its outbox, if it has one. Where the rest is sealed, messages are not.
+    pub(crate) fn outbox(&self) -> Option<Arc<dyn OutboxStore>> {
+        match &self.kind {
+            Kind::Memory => None,
+            Kind::File(file) => Some(Arc::clone(file) as _),
+            Kind::Postgres(store) => Some(Arc::clone(store) as _),
+        }
     }
 
     /// Rotates the keys of a sealed store.

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use onceward::{
@@ -212,6 +213,18 @@ impl Store for OneLockStore {
                 inside.apply(&id, change);
             }
             reaped
+        })
+    }
+
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        self.locked(move |inside| {
+            let (now, mut left) = (self.clock.now(), limit);
+            inside.audit.retain(|audit| {
+                let goes = left > 0 && audit.at.plus(older_than) <= now;
+                left -= u32::from(goes);
+                !goes
+            });
+            limit - left
         })
     }
 

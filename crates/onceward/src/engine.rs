@@ -44,6 +44,7 @@ mod breaker;
 mod bucket;
 mod classify;
 mod drain;
+mod durations;
 mod execute;
 mod hold;
 mod quota;
@@ -52,6 +53,9 @@ mod settle;
 mod single;
 mod status;
 mod superseded;
+#[cfg(feature = "worker")]
+mod tend;
+mod tenants;
 mod wait;
 
 use answer::{Line, outcome_of};
@@ -59,9 +63,13 @@ use begin::{Begun, Take, Terms};
 use breaker::Breaker;
 pub use breaker::BreakerState;
 use drain::Drain;
+use durations::Durations;
+pub use durations::Took;
 use quota::{Exceeded, Quota};
 pub use quota::{Limits, Rate};
 pub use resume::{Resumed, Which};
+pub use tenants::ScopeTraffic;
+use tenants::Tenants;
 use wait::Waiters;
 
 #[cfg(test)]
@@ -87,6 +95,8 @@ pub struct Engine {
     breaker: Arc<Breaker>,
     /// Told of work that was accepted for later.
     accepted: Arc<Notify>,
+    durations: Arc<Durations>,
+    tenants: Arc<Tenants>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -226,6 +236,8 @@ impl Engine {
             quota: Arc::default(),
             breaker: Arc::default(),
             accepted: Arc::default(),
+            durations: Arc::default(),
+            tenants: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }
@@ -242,6 +254,8 @@ impl Engine {
             quota: Arc::clone(&self.quota),
             breaker: Arc::clone(&self.breaker),
             accepted: Arc::clone(&self.accepted),
+            durations: Arc::clone(&self.durations),
+            tenants: Arc::clone(&self.tenants),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }
@@ -330,7 +344,7 @@ impl Engine {
         let running = self.drain.enter();
         let ask = self.ask(&admitted, &parts, &body);
         drop(body);
-        let (limits, line) = (&self.limits, Line::new("decision", &self));
+        let (limits, line) = (&self.limits, Line::new(Line::DECISION, &self));
         let answer = Some(answer);
         let take = Take::Reserve;
         let (engine, admitted, ask) = (&*self, &admitted, &ask);

@@ -28,6 +28,8 @@ pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
 pub mod tower; // bodies in, a task of its own, bodies out
 pub mod outbox; // messages that commit with business rows, and the relay that delivers them
+#[cfg(feature = "worker")]
+pub mod worker; // what has to be done though no client comes
 pub mod observe; // metrics
 #[cfg(feature = "testing")]
 pub mod testing; // the store suite, and tools to force faults and interleavings

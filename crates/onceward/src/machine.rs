@@ -445,7 +445,8 @@ pub fn sweep(record: &Record, now: Timestamp) -> Step<Option<Swept>> {
     if moved.state == State::InProgress {
         return Step::keep(None);
     }
-    let swept = Swept { id: moved.id.clone(), state: moved.state, attempt: moved.attempt };
+    let Record { state, attempt, .. } = moved;
+    let swept = Swept { id: moved.id.clone(), state, attempt, route: moved.route.clone() };
     Step::put(moved, remembered, Some(swept))
 }
 

@@ -150,6 +150,17 @@ pub fn refused(route: &str, status: StatusCode, outcome: &str) {
     info!(target: DECISION, parent: None, route, outcome, status, "decision");
 }
 
+#[cfg(feature = "worker")]
+pub use worker::WORKER_METRICS;
+#[cfg(feature = "worker")]
+pub(crate) use worker::{
+    outbox_surveyed, purged, reaped, surveyed, swept, took, worker_failed, worker_ran,
+    worker_started,
+};
+
+#[cfg(feature = "worker")]
+mod worker;
+
 /// Where decisions are logged.
 pub const DECISION: &str = "onceward::decision";
 

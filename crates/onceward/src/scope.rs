@@ -46,13 +46,18 @@ impl Scope {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// A short digest, for logs and metrics: what a user's function puts into a scope may be personal.
+    pub fn digest(&self) -> String {
+        let digest = Sha256::digest(self.0.as_bytes());
+        URL_SAFE_NO_PAD.encode(digest.get(..6).unwrap_or_default())
+    }
 }
 
 impl fmt::Debug for Scope {
     /// A digest: what a user's function puts into a scope may be personal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digest = Sha256::digest(self.0.as_bytes());
-        write!(f, "Scope(#{})", URL_SAFE_NO_PAD.encode(digest.get(..6).unwrap_or_default()))
+        write!(f, "Scope(#{})", self.digest())
     }
 }
 

@@ -142,6 +142,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// theirs. Never touches a record that is not terminal. May do fewer, as `sweep` may.
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped>;
 
+    /// Deletes at most `limit` audit records that are older than this, the oldest first, and tells how
+    /// many. They have a retention of their own: what was done to a record is told for longer than the
+    /// record is kept. May do fewer, as `sweep` may.
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32>;
+
     /// Whether the store answers: for readiness, and for the breaker's probe.
     fn ping(&self) -> StoreFuture<'_, ()>;
 
@@ -465,6 +470,8 @@ pub struct Swept {
     pub state: State,
     /// The attempt whose lease ran out.
     pub attempt: AttemptId,
+    /// The name of the policy under which it was at work.
+    pub route: Arc<str>,
 }
 
 /// What the reaper did.

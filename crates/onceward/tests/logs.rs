@@ -10,8 +10,10 @@ use std::{
 use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
 use onceward::{
-    Effects, Policy,
-    testing::{Fault, StoreCall},
+    Effects, Policy, Store as _,
+    store::Reservation,
+    testing::{Fault, StoreCall, samples},
+    worker::Sweeper,
 };
 use tracing_subscriber::{
     filter::LevelFilter,
@@ -83,6 +85,14 @@ async fn eventful_story() {
     service.clock.advance(Duration::from_secs(25 * 3600));
     service.send(secret("/charges", KEY)).await;
     service.send(secret("/charges", "?")).await;
+    let vanished = samples::ask(&format!("{KEY}-vanished"));
+    let _: Reservation = service.memory.reserve(vanished).await.expect("memory answers");
+    service.clock.advance(samples::LEASE);
+    // A streak of failures, and the end of it.
+    faults.fail(StoreCall::Sweep, Fault::Refused, 3);
+    let sweeper = Sweeper::new(Arc::clone(&service.engine));
+    let a_minute = tokio::time::sleep(Duration::from_secs(60));
+    sweeper.run(Duration::from_secs(30), a_minute).await;
     service.engine.drain(Duration::ZERO).await;
     service.send(secret("/charges", &format!("{KEY}-late"))).await;
 }
@@ -107,9 +117,12 @@ async fn no_key_body_or_credential_is_logged_at_any_level() {
         "the outcome of an attempt is unknown",
         "a store call failed",
         "an expired key runs again",
+        "a lease ran out",
+        "a worker is at work again worker=\"sweeper\" failures=3",
     ] {
         assert!(logged.contains(told), "{told} is not told:\n{logged}");
     }
+    assert_eq!(logged.matches("a worker failed").count(), 1, "once for a streak:\n{logged}");
     for secret in [KEY, "acme-secret", "evil-secret", "4242-secret", "nobody else may read"] {
         assert!(!logged.contains(secret), "{secret} was logged");
     }

@@ -11,7 +11,9 @@ use axum::{
     routing::{get, post},
 };
 use onceward::{
-    Effects, Engine, Idempotency, OutboxStore, Policy, Relay, Resumer, Routes, outbox::HttpSink,
+    Effects, Engine, Idempotency, OutboxStore, Policy, Relay, Resumer, Routes,
+    outbox::HttpSink,
+    worker::{Reaper, Sweeper},
 };
 use sqlx::Pool;
 use tokio::{
@@ -93,6 +95,8 @@ pub(crate) async fn serve<D: Tables>(args: &ServeArgs, opened: Opened<D>) -> Res
     let (stop, stopped) = watch::channel(());
 
     let resuming = resume(&engine, handlers.clone(), args.lease);
+    let sweeping = sweep(&engine, args.lease, until(&stopped));
+    let reaping = reap(&engine, until(&stopped));
     let relaying = match &args.notify {
         Some(url) => Some(relay(opened.outbox, url, args, until(&stopped))?),
         None => None,
@@ -111,6 +115,8 @@ pub(crate) async fn serve<D: Tables>(args: &ServeArgs, opened: Opened<D>) -> Res
     drop(stop);
     engine.drain(DRAIN).await;
     resuming.abort();
+    sweeping.await?;
+    reaping.await?;
     if let Some(relaying) = relaying {
         relaying.await?;
     }
@@ -121,6 +127,22 @@ pub(crate) async fn serve<D: Tables>(args: &ServeArgs, opened: Opened<D>) -> Res
 fn resume(engine: &Arc<Engine>, handlers: Router, every: Duration) -> JoinHandle<()> {
     let resumer = Resumer::new(Arc::clone(engine), handlers);
     tokio::spawn(async move { resumer.run(every, 16).await })
+}
+
+/// Moves on what a process left that died, though no client comes.
+fn sweep(
+    engine: &Arc<Engine>,
+    every: Duration,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
+    let sweeper = Sweeper::new(Arc::clone(engine));
+    tokio::spawn(async move { sweeper.run(every, stop).await })
+}
+
+/// Drops what is past its retention.
+fn reap(engine: &Arc<Engine>, stop: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    let reaper = Reaper::new(Arc::clone(engine));
+    tokio::spawn(async move { reaper.run(Reaper::EVERY, stop).await })
 }
 
 /// Delivers what was staged.

@@ -234,6 +234,11 @@ impl Store for NodeStore {
         Box::pin(self.call("reap", |world| world.reap()))
     }
 
+    // As `audit`: there is nothing to purge.
+    fn purge_audit(&self, _: Duration, _: u32) -> StoreFuture<'_, u32> {
+        Box::pin(self.call("purge_audit", |_| 0))
+    }
+
     fn ping(&self) -> StoreFuture<'_, ()> {
         Box::pin(self.call("ping", |_| ()))
     }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{privacy, quota, secret::Text, suggest, transport};
+use super::{privacy, quota, secret::Text, suggest, transport, workers};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -58,6 +58,9 @@ pub(crate) struct File {
     /// What stores may see.
     #[serde(default)]
     pub(crate) privacy: privacy::PrivacyFile,
+    /// What is done though no client comes, and how often.
+    #[serde(default)]
+    pub(crate) workers: workers::WorkersFile,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

@@ -1,9 +1,8 @@
 //! How the story is told: plain text, with a little colour where somebody watches.
 
-use std::io::IsTerminal as _;
+use std::{io::IsTerminal as _, net::SocketAddr};
 
 use super::{bank::Bank, client::CREDENTIAL, story::Story};
-use crate::serve::Running;
 
 pub(super) struct Teller {
     colour: bool,
@@ -18,9 +17,9 @@ impl Teller {
         Teller { colour, step: 0, checked: 0, differed: Vec::new() }
     }
 
-    pub(super) fn introduce(&self, bank: &Bank, gateway: &Running) {
+    pub(super) fn introduce(&self, bank: &Bank, gateway: SocketAddr) {
         println!("A bank serves http://{} and charges whoever asks.", bank.address());
-        println!("Onceward stands before it on http://{}.", gateway.address());
+        println!("Onceward stands before it on http://{gateway}.");
         println!("What really happened is in the bank's ledger, and each step is checked there.");
     }
 

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::table::columns;
 use crate::config::{
     AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, Route, StoreUrl, UpstreamSettings,
+    Workers,
 };
 
 /// Settings by their name in the file, in its order.
@@ -57,6 +58,7 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
         ("admin", admin(&config.admin_settings)),
         ("quota", quota(&config.quota)),
         ("privacy", privacy(&config.privacy)),
+        ("workers", workers(&config.workers)),
     ]
 }
 
@@ -119,6 +121,16 @@ fn privacy(privacy: &Privacy) -> Settings {
     let keys: Vec<Value> = privacy.ring_ids().into_iter().map(masked).collect();
     let hashed = privacy.lookup_key.as_ref().map(|_| MASKED);
     vec![("keys", json!(keys)), ("hash_keys", json!(hashed))]
+}
+
+fn workers(workers: &Workers) -> Settings {
+    vec![
+        ("sweep_every", json!(duration(workers.sweep_every))),
+        ("reap_every", json!(duration(workers.reap_every))),
+        ("survey_every", json!(duration(workers.survey_every))),
+        ("audit_retention", json!(duration(workers.audit_retention))),
+        ("message_retention", json!(duration(workers.message_retention))),
+    ]
 }
 
 fn key(rules: &KeyRules) -> Settings {

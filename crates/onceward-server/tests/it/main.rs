@@ -31,3 +31,4 @@ mod streaming; // trailers, consent, other protocols
 mod tls; // certificates, both sides
 mod torture; // killed, stopped and disconnected under load
 mod upstream_faults; // upstreams that fail in every way
+mod workers; // what is done though no client comes

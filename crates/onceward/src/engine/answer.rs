@@ -81,7 +81,13 @@ impl<R> Call<'_, R> {
         if std::mem::replace(&mut self.line.told, true) {
             return;
         }
-        let duration = self.engine.clock.monotonic().saturating_duration_since(begun);
+        let now = self.engine.clock.monotonic();
+        // What a worker goes on with nobody asks for now.
+        if what == Line::DECISION {
+            let granted = attempt.is_some();
+            self.engine.tenants.note(&self.admitted.id.scope, granted, outcome, now);
+        }
+        let duration = now.saturating_duration_since(begun);
         observe::decided(&observe::Decided {
             what,
             route: &self.admitted.policy.name,
@@ -105,6 +111,9 @@ pub(super) struct Line {
 }
 
 impl Line {
+    /// What is said of a request that somebody waits for.
+    pub(super) const DECISION: &str = "decision";
+
     pub(super) fn new(what: &'static str, engine: &Engine) -> Self {
         let begun = engine.clock.monotonic();
         Line { what, begun, attempt: None, generation: None, told: false }

@@ -84,6 +84,12 @@ impl Drain {
         self.0.is_over()
     }
 
+    /// Comes back when no new work is taken any more.
+    #[cfg(feature = "worker")]
+    pub(super) async fn closed(&self) {
+        self.0.wait_for(|inner| inner.phase.load(Ordering::SeqCst) != OPEN).await;
+    }
+
     /// Comes back when what runs has to end now.
     pub(super) async fn over(&self) {
         self.0.wait_for(Inner::is_over).await;

@@ -103,7 +103,7 @@ impl<R: Send + 'static> Call<'_, R> {
             ended = &mut handler => Ok(ended),
             stopped = engine.hold(&lease, policy, &operation) => Err(stopped),
         };
-        observe::operation_took(&policy.name, engine.clock.monotonic() - begun);
+        engine.operation_took(policy, begun);
         match ended {
             Ok(ended) => {
                 drop(handler);

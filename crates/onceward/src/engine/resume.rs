@@ -226,7 +226,7 @@ impl Engine {
 
     /// Completes accepted work that was never executed with the word that it was not, in one step:
     /// whoever claims it first, or is at it, is not disturbed. `false` if it was not done.
-    async fn give_up(&self, record: Box<Record>) -> bool {
+    pub(super) async fn give_up(&self, record: Box<Record>) -> bool {
         let profile = self.routes.policies().find(|policy| policy.name == record.route);
         let profile = profile.map_or(Profile::Ietf, |policy| policy.profile);
         let rejection = Rejection::not_executed();
@@ -261,24 +261,6 @@ impl Engine {
         }
     }
 
-    /// Moves some records on whose lease ran out.
-    pub(crate) async fn sweep_some(&self) {
-        if !self.drain.is_open() {
-            return;
-        }
-        let swept = timeout(self.store_deadline, self.store.sweep(SWEPT_MAX)).await;
-        match swept.unwrap_or_else(|_| Err(timed_out())) {
-            Ok(swept) => {
-                for one in swept {
-                    let digest = one.id.key.digest();
-                    warn!(key.digest = digest, state = one.state.name(), "a lease ran out");
-                    self.waiters.wake(&one.id);
-                }
-            }
-            Err(error) => self.store_failed("sweep", &error, "worker"),
-        }
-    }
-
     /// Comes back when this process has accepted something since it was last waited for.
     ///
     /// # Cancel safety
@@ -287,9 +269,6 @@ impl Engine {
         self.accepted.notified().await;
     }
 }
-
-/// So many in one call: requests do not wait behind it for long.
-const SWEPT_MAX: u32 = 100;
 
 /// The handler of an operation without a client.
 struct Resume<F> {

@@ -19,7 +19,6 @@ use super::{
 };
 use crate::{
     machine::{self, Decision, Refusal},
-    observe,
     operation::{Operation, Taken},
     record::{Record, State},
     rejection::Rejection,
@@ -52,7 +51,7 @@ impl<R: Send + 'static> Call<'_, R> {
         };
         // What it has not committed by now is rolled back.
         drop(handler);
-        observe::operation_took(&policy.name, engine.clock.monotonic() - begun);
+        engine.operation_took(policy, begun);
         let taken = operation.account().taken.take();
         if let Some(taken) = taken {
             return self.taken(taken);

@@ -145,6 +145,8 @@ pub struct Stats {
     pub oldest_unknown: Option<Timestamp>,
     /// When the oldest record was created that is in progress.
     pub oldest_in_progress: Option<Timestamp>,
+    /// When the oldest record was created that waits to be begun.
+    pub oldest_pending: Option<Timestamp>,
 }
 
 impl Stats {
@@ -305,6 +307,7 @@ impl Stats {
         let oldest = match state {
             State::Unknown => &mut self.oldest_unknown,
             State::InProgress => &mut self.oldest_in_progress,
+            State::Pending => &mut self.oldest_pending,
             _ => return,
         };
         *oldest = [*oldest, at].into_iter().flatten().min();

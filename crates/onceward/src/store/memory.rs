@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use super::list::{AuditPage, AuditQuery, Page, Query, Stats};
@@ -338,6 +339,25 @@ impl Store for MemoryStore {
                 }
             }
             Ok(reaped)
+        })
+    }
+
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        ready(move || {
+            let now = self.clock.now();
+            let mut left = limit;
+            for shard in &self.shards {
+                let mut shard = lock(shard);
+                shard.audit.retain(|_, remembered| {
+                    remembered.retain(|audit| {
+                        let goes = left > 0 && audit.at.plus(older_than) <= now;
+                        left -= u32::from(goes);
+                        !goes
+                    });
+                    !remembered.is_empty()
+                });
+            }
+            Ok(limit - left)
         })
     }
 

@@ -11,7 +11,7 @@
 //! Limits: the primary only; what the server acknowledged and then lost (`synchronous_commit = off`,
 //! a failover to a replica that was behind) is lost.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
 
@@ -279,6 +279,10 @@ impl Store for PgStore {
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
         self.single(move |link| Box::pin(workers::reap(link, limit)))
+    }
+
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        self.single(move |link| Box::pin(workers::purge_audit(link, older_than, limit)))
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

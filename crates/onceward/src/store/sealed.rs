@@ -13,7 +13,7 @@
 //! What was written before stays readable as it is. Not sealed are: scope, key, method, path, route,
 //! status, times, sizes, names of steps, reasons, and the messages of an outbox.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tracing::error;
 
@@ -215,6 +215,10 @@ impl Store for SealedStore {
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
         self.inner.reap(limit)
+    }
+
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        self.inner.purge_audit(older_than, limit)
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

@@ -14,6 +14,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -47,6 +48,7 @@ mod within;
 mod writer;
 
 use beside::Beside;
+use due::PurgeAudit;
 pub use open::OpenError;
 #[cfg(feature = "testing")]
 pub(crate) use row::fuzz::fuzz_record;
@@ -359,6 +361,10 @@ impl Store for SqliteStore {
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
         self.ask(move |sender| Work::Reap(limit, sender))
+    }
+
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        self.state(PurgeAudit { older_than, limit })
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

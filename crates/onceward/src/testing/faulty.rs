@@ -39,6 +39,7 @@ pub enum StoreCall {
     Stats,
     Sweep,
     Reap,
+    PurgeAudit,
     Ping,
     CheckIdentity,
     AcceptIdentity,
@@ -48,7 +49,7 @@ pub enum StoreCall {
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 24] = [
+    pub const ALL: [StoreCall; 25] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
@@ -68,6 +69,7 @@ impl StoreCall {
         StoreCall::Stats,
         StoreCall::Sweep,
         StoreCall::Reap,
+        StoreCall::PurgeAudit,
         StoreCall::Ping,
         StoreCall::CheckIdentity,
         StoreCall::AcceptIdentity,
@@ -253,6 +255,14 @@ macro_rules! wrapped_store {
 
             fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
                 self.call(StoreCall::Reap, move || self.inner.reap(limit))
+            }
+
+            fn purge_audit(
+                &self,
+                older_than: std::time::Duration,
+                limit: u32,
+            ) -> StoreFuture<'_, u32> {
+                self.call(StoreCall::PurgeAudit, move || self.inner.purge_audit(older_than, limit))
             }
 
             fn ping(&self) -> StoreFuture<'_, ()> {

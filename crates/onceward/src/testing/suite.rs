@@ -136,6 +136,8 @@ macro_rules! __store_suite_cases {
                 reap_never_touches_a_record_that_is_not_terminal
                 reap_stops_at_its_limit_and_goes_on_next_time
                 a_long_execution_is_not_ended_by_retention
+                audit_records_are_purged_after_a_retention_of_their_own
+                purging_audit_records_stops_at_its_limit_and_goes_on_next_time
             }
             resolving {
                 an_unknown_record_is_resolved_as_completed
@@ -267,6 +269,8 @@ macro_rules! __store_suite_cases {
                 an_intent_and_a_sweep_in_every_order
                 a_complete_and_a_sweep_in_every_order
                 a_renew_and_a_sweep_in_every_order
+                two_sweeps_in_every_order
+                a_reap_and_a_reserve_in_every_order
                 a_resolve_and_a_late_complete_in_every_order
                 two_claims_in_every_order
             }

@@ -5,6 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::Poll,
+    time::Duration,
 };
 
 use super::{
@@ -159,6 +160,10 @@ impl Store for Broken {
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
         self.inner.reap(limit)
+    }
+
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        self.inner.purge_audit(older_than, limit)
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {

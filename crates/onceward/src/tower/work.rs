@@ -19,7 +19,8 @@ use crate::{
 /// Goes on with operations that wait for a worker, at most `at_once` of them at a time: phased ones that
 /// were cut off, and those that were accepted for later. Looks for them every so often, and at once when
 /// this process has accepted something. One that takes long is in nobody's way. Many processes may do
-/// this on one store.
+/// this on one store. What an attempt left behind that vanished is judged by the sweeper
+/// (`onceward::worker::Sweeper`), and found here after it.
 ///
 /// Runs until it is dropped; after the engine was told to drain it finds nothing more to do.
 ///
@@ -40,13 +41,7 @@ pub async fn work<H, F>(
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut at_work: HashSet<RecordId> = HashSet::new();
     let mut left = 0;
-    let mut next_sweep = Instant::now();
     loop {
-        // What a process left behind that died is judged here: no client may come back to find it.
-        if Instant::now() >= next_sweep {
-            engine.sweep_some().await;
-            next_sweep = Instant::now() + SWEEP_EVERY;
-        }
         let next_look = Instant::now() + every;
         let not_before = Instant::now() + PAUSE_LEAST;
         // What is at work may still be listed, and what cannot be gone on with always is.
@@ -107,9 +102,6 @@ pub async fn work<H, F>(
 
 /// Between two looks, should everything end at once without having been done.
 const PAUSE_LEAST: Duration = Duration::from_millis(5);
-
-/// How often leases that ran out are looked for.
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
 
 /// More are not read at a time, with their requests.
 const LISTED_MAX: usize = 1000;

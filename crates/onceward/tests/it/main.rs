@@ -51,3 +51,4 @@ mod single;
 mod staging;
 mod steps;
 mod stores;
+mod workers;

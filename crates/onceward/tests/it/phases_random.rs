@@ -429,6 +429,10 @@ impl Store for Broken {
         self.inner.reap(limit)
     }
 
+    fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
+        self.inner.purge_audit(older_than, limit)
+    }
+
     fn ping(&self) -> StoreFuture<'_, ()> {
         self.inner.ping()
     }

@@ -504,3 +504,20 @@ async fn pending_work_that_is_due_is_found_by_its_index_among_many_records() {
     let looked_at = pages(&home, &due).await;
     assert!(looked_at > 500, "{looked_at} pages");
 }
+
+#[tokio::test]
+async fn what_the_reaper_takes_is_found_by_its_index_among_many_records() {
+    let home = never_analysed(20_000).await;
+    let mut look = home.connection().await;
+    let end = "UPDATE records SET state = 'failed_retryable', expires_at = record_id, \
+               reap_at = record_id WHERE record_id <= 3000; \
+               DELETE FROM leases WHERE record_id <= 3000";
+    run(&mut look, end).await;
+    let reap = format!("SELECT expired + purged FROM {}.reap(2000, 16)", home.schema);
+    let looked_at = pages(&home, &reap).await;
+    assert!(looked_at < 500, "{looked_at} pages");
+    // Without it, all of them would be looked at.
+    run(&mut look, "DROP INDEX records_reap").await;
+    let looked_at = pages(&home, &reap).await;
+    assert!(looked_at > 600, "{looked_at} pages");
+}

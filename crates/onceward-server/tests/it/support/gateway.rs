@@ -38,6 +38,11 @@ impl Gateway {
         Self::with_lines(&format!("http://{upstream}"), "", toml)
     }
 
+    /// The same with more flags.
+    pub(crate) fn with_flags(upstream: SocketAddr, toml: &str, flags: &[&str]) -> Gateway {
+        Self::with_all(&format!("http://{upstream}"), "", toml, flags)
+    }
+
     /// The same with more lines under `[gateway]`.
     pub(crate) fn with_gateway(upstream: SocketAddr, lines: &str) -> Gateway {
         Self::with_lines(&format!("http://{upstream}"), lines, "")
@@ -49,6 +54,10 @@ impl Gateway {
     }
 
     fn with_lines(upstream: &str, gateway: &str, toml: &str) -> Gateway {
+        Self::with_all(upstream, gateway, toml, &[])
+    }
+
+    fn with_all(upstream: &str, gateway: &str, toml: &str, flags: &[&str]) -> Gateway {
         let scope = if toml.contains("[scope]") { "" } else { "[scope]\nfrom = \"anonymous\"\n" };
         let store = if toml.contains("[store]") { "" } else { "[store]\nurl = \"memory:\"\n" };
         let config = NamedTempFile::new().expect("temporary file");
@@ -58,8 +67,8 @@ impl Gateway {
         std::fs::write(config.path(), toml).expect("written");
         let mut command = binary();
         command.env("RUST_LOG", "onceward=trace").args(["serve", "--config"]).arg(config.path());
-        let mut gateway =
-            Self::start(command.args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]));
+        let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        let mut gateway = Self::start(command.args(ports).args(flags));
         gateway.config = Some(config);
         gateway
     }
@@ -71,20 +80,25 @@ impl Gateway {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().expect("the binary starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mut said = |what: &str| -> Option<SocketAddr> {
-            let line = stdout.next()?.ok()?;
+        let said = |line: &str, what: &str| -> Option<SocketAddr> {
             let address = line.strip_prefix(what)?.split_once("://")?.1;
             Some(address.parse().expect("address"))
         };
-        let address = said("listening on ");
-        let admin = said("admin on ");
-        let (Some(address), Some(mut admin)) = (address, admin) else {
+        let mut next = || stdout.next().and_then(Result::ok).unwrap_or_default();
+        let mut line = next();
+        let address = said(&line, "listening on ");
+        if address.is_some() {
+            line = next();
+        }
+        let Some(mut admin) = said(&line, "admin on ") else {
             let _ = child.kill();
             panic!("the gateway did not start:\n{}", read(log));
         };
         if admin.ip().is_unspecified() {
             admin.set_ip(Ipv4Addr::LOCALHOST.into());
         }
+        // One that only works listens nowhere.
+        let address = address.unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)));
         Gateway { child, address, admin, stdout, log, config: None }
     }
 

@@ -37,7 +37,7 @@ fn what_may_have_acted_becomes_unknown_and_is_not_run_again() {
 
         let step = sweep(&record, at(LEASE));
         assert_eq!(step.audit, lease_expired(&record, "unknown", at(LEASE)));
-        let swept = Swept { id: ask().id, state: State::Unknown, attempt: A };
+        let swept = Swept { id: ask().id, state: State::Unknown, attempt: A, route: ask().route };
         assert_eq!(step.answer, Some(swept));
         assert_eq!(put(step), expected);
     }

@@ -109,6 +109,7 @@ pub(super) struct Statements {
     pub(super) stats: Arc<str>,
     pub(super) sweep: Arc<str>,
     pub(super) reap: Arc<str>,
+    pub(super) purge_audit: Arc<str>,
     pub(super) ping: Arc<str>,
     pub(super) check_identity: Arc<str>,
     pub(super) accept_identity: Arc<str>,
@@ -197,8 +198,20 @@ impl Statements {
             list: named("SELECT * FROM onceward.list($1, $2::jsonb)"),
             audit_log: named("SELECT * FROM onceward.audit_log($1::jsonb)"),
             stats: named("SELECT * FROM onceward.stats($1, $2)"),
-            sweep: named("SELECT * FROM onceward.sweep($1, $2)"),
+            sweep: named(
+                "SELECT s.scope, s.key, s.state, s.attempt, r.route FROM onceward.sweep($1, $2) s \
+                 LEFT JOIN LATERAL (SELECT r.route FROM onceward.records r \
+                 WHERE r.scope = s.scope AND r.key = s.key OFFSET 0) r ON true",
+            ),
             reap: named("SELECT * FROM onceward.reap($1, $2)"),
+            // The time is asked for once: a condition that asks again for each row has no index.
+            purge_audit: named(
+                "WITH purged AS (DELETE FROM onceward.audit_records a WHERE a.audit_id = ANY (ARRAY( \
+                 SELECT d.audit_id FROM onceward.audit_records d \
+                 WHERE d.at <= (SELECT onceward.micros($1) - $2) \
+                 ORDER BY d.at LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING 1) \
+                 SELECT count(*) FROM purged",
+            ),
             ping: named("DELETE FROM onceward.meta WHERE name = 'ping'"),
             // Writes also when it finds one: a mere look would not see one that is on its way.
             check_identity: named(

@@ -1,5 +1,7 @@
 //! What workers and operators ask for, one call at a time.
 
+use std::time::Duration;
+
 use sqlx::{Row as _, postgres::PgRow, types::Uuid};
 
 use super::{
@@ -79,6 +81,7 @@ fn read_swept(row: &PgRow) -> Option<Swept> {
         id: RecordId { scope, key },
         state: State::from_name(row.try_get(2).ok()?)?,
         attempt: AttemptId::from_bytes(attempt.into_bytes()),
+        route: row.try_get::<Option<&str>, _>(4).ok()?.unwrap_or_default().into(),
     })
 }
 
@@ -95,6 +98,20 @@ pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreErr
         u32::try_from(count).unwrap_or(0)
     };
     Ok(Reaped { expired: count(0), purged: count(1) })
+}
+
+pub(super) async fn purge_audit(
+    link: &mut Link,
+    older_than: Duration,
+    limit: u32,
+) -> Result<u32, StoreError> {
+    let age = i64::try_from(older_than.as_micros()).unwrap_or(i64::MAX);
+    let bind = |link: &Link| {
+        call(&link.statements().purge_audit).bind(link.now()).bind(age).bind(i64::from(limit))
+    };
+    let rows = fetch(link, bind).await?;
+    let purged: i64 = rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(unreadable)?;
+    Ok(u32::try_from(purged).unwrap_or(u32::MAX))
 }
 
 /// A write to no row: to answer reads only is not to be well.

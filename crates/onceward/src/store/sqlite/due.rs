@@ -1,10 +1,16 @@
 //! What workers ask for: leases that ran out, retention that is over. One page for each call, so that
 //! requests do not wait behind a worker.
 
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use sqlx::SqliteConnection;
+
 use super::{
     changes::Changes,
     row::read_record,
-    sql::{DUE_LEASES, DUE_RETENTION},
+    sql::{DUE_LEASES, DUE_RETENTION, PURGE_AUDIT},
+    statement::Statement,
     writer::{Outcome, Writer},
 };
 use crate::{
@@ -94,5 +100,30 @@ impl Writer {
         let rows = self.begin_and_fetch(query.bind(page.size).bind(page.skip)).await?;
         let records = rows.iter().filter_map(|row| read_record(row).ok()).collect();
         Ok((rows.len() as u32, records))
+    }
+}
+
+/// Deletes audit records past their own retention.
+pub(super) struct PurgeAudit {
+    pub(super) older_than: Duration,
+    pub(super) limit: u32,
+}
+
+impl Statement for PurgeAudit {
+    type Answer = u32;
+
+    fn run<'c>(
+        &'c self,
+        connection: &'c mut SqliteConnection,
+        now: Timestamp,
+    ) -> BoxFuture<'c, Result<u32, sqlx::Error>> {
+        Box::pin(async move {
+            let age = i64::try_from(self.older_than.as_micros()).unwrap_or(i64::MAX);
+            let purge = sqlx::query(PURGE_AUDIT)
+                .bind(now.as_micros().saturating_sub(age))
+                .bind(self.limit.min(PAGE_MAX));
+            let purged = purge.execute(connection).await?.rows_affected();
+            Ok(u32::try_from(purged).unwrap_or(u32::MAX))
+        })
     }
 }

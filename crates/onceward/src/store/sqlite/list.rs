@@ -259,7 +259,12 @@ async fn stats(connection: &mut SqliteConnection, now: Timestamp) -> Result<Stat
         stats.note_oldest(state, oldest.filter(|_| few).map(Timestamp::from_micros));
     }
     if !few {
-        for (state, sql) in [(State::InProgress, IN_PROGRESS), (State::Unknown, UNKNOWN)] {
+        let open = [
+            (State::InProgress, IN_PROGRESS),
+            (State::Unknown, UNKNOWN),
+            (State::Pending, PENDING),
+        ];
+        for (state, sql) in open {
             let row = sqlx::query(sql).bind(bound).fetch_one(&mut *connection).await?;
             let (counted, oldest): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
             let records = u64::try_from(counted.min(bound - 1)).unwrap_or(0);
@@ -274,6 +279,8 @@ const IN_PROGRESS: &str = "SELECT count(*), min(created_at) FROM (\
     SELECT created_at FROM records WHERE state = 'in_progress' ORDER BY lease_until LIMIT ?)";
 const UNKNOWN: &str = "SELECT count(*), min(created_at) FROM (\
     SELECT created_at FROM records WHERE state = 'unknown' ORDER BY reconcile_after LIMIT ?)";
+const PENDING: &str = "SELECT count(*), min(created_at) FROM (\
+    SELECT created_at FROM records WHERE state = 'pending' ORDER BY lease_until LIMIT ?)";
 
 /// Those records whose ids were drawn.
 const SAMPLE: &str = "(WITH RECURSIVE \

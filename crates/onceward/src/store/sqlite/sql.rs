@@ -35,6 +35,9 @@ pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attemp
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \
     FROM audit_records WHERE scope = ? AND key = ? ORDER BY audit_id";
 
+pub(super) const PURGE_AUDIT: &str = "DELETE FROM audit_records WHERE audit_id IN \
+    (SELECT audit_id FROM audit_records WHERE at <= ? ORDER BY at LIMIT ?)";
+
 /// The same thing told twice is one audit record.
 pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, \
     attempt, fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, \

@@ -184,3 +184,40 @@ pub async fn a_long_execution_is_not_ended_by_retention(on: Harness) {
     };
     assert_eq!(record.expires_at, on.now().plus(Duration::from_secs(10)));
 }
+
+/// What was remembered of a record outlives it, and goes when its own time is over; no sooner, and
+/// nothing else with it.
+pub async fn audit_records_are_purged_after_a_retention_of_their_own(on: Harness) {
+    const KEPT: Duration = Duration::from_secs(3600);
+    let audits = async |key| on.store.audit(&ask(key).id).await.expect("audit answers").len();
+    let purge = async || on.store.purge_audit(KEPT, 100).await.expect("purge_audit answers");
+    on.occupy(&ask("first")).await;
+    on.clock.advance(LEASE);
+    assert_eq!(on.sweep(10).await.len(), 1);
+    on.occupy(&ask("second")).await;
+    on.clock.advance(LEASE);
+    assert_eq!(on.sweep(10).await.len(), 1);
+    on.clock.advance(KEPT - LEASE - Duration::from_micros(1));
+    assert_eq!((purge().await, audits("first").await, audits("second").await), (0, 1, 1));
+    on.clock.advance(Duration::from_micros(1));
+    assert_eq!((purge().await, audits("first").await, audits("second").await), (1, 0, 1));
+    on.clock.advance(LEASE);
+    assert_eq!((purge().await, audits("second").await), (1, 0));
+    assert_eq!(purge().await, 0);
+    let left = on.store.load(&ask("first").id).await.expect("load answers");
+    assert_eq!(left.map(|record| record.state), Some(State::Unknown), "the record stays");
+}
+
+/// As the reaper, the oldest first.
+pub async fn purging_audit_records_stops_at_its_limit_and_goes_on_next_time(on: Harness) {
+    for number in 0..5 {
+        on.occupy(&ask(&format!("key-{number}"))).await;
+    }
+    on.clock.advance(LEASE);
+    assert_eq!(on.sweep(10).await.len(), 5);
+    let purge = async |limit| on.store.purge_audit(Duration::ZERO, limit).await.expect("an answer");
+    assert_eq!(purge(0).await, 0);
+    for expected in [2, 2, 1, 0] {
+        assert_eq!(purge(2).await, expected);
+    }
+}

@@ -7,12 +7,14 @@ use tokio::task::JoinHandle;
 use crate::{
     record::{Effects, Lease, RecordId},
     store::{
-        Advance, Advanced, Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Store,
-        Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Mode, Reaped, Reservation, Resolution, Resolve, Resolved,
+        Store, Swept, Write, Written,
     },
     testing::{
         Gate, GatedStore, Harness, Model, Paused, Point, StoreCall,
-        samples::{LEASE, another_request, ask, claim, intend, reply, retry, save},
+        samples::{
+            LEASE, RETENTION, TOMBSTONE, another_request, ask, claim, intend, reply, retry, save,
+        },
     },
 };
 
@@ -29,6 +31,7 @@ enum Call {
     Advance(Arc<Lease>, Advance),
     Resolve(Resolve),
     Sweep,
+    Reap,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -38,6 +41,7 @@ enum Answer {
     Advanced(Advanced),
     Resolved(Resolved),
     Swept(Vec<Swept>),
+    Reaped(Reaped),
 }
 
 impl Call {
@@ -49,6 +53,7 @@ impl Call {
             Call::Advance(_, advance) => StoreCall::of_advance(advance),
             Call::Resolve(_) => StoreCall::Resolve,
             Call::Sweep => StoreCall::Sweep,
+            Call::Reap => StoreCall::Reap,
         }
     }
 
@@ -66,6 +71,7 @@ impl Call {
                 Answer::Resolved(store.resolve(resolve).await.expect("an answer"))
             }
             Call::Sweep => Answer::Swept(store.sweep(10).await.expect("an answer")),
+            Call::Reap => Answer::Reaped(store.reap(10).await.expect("an answer")),
         }
     }
 
@@ -82,6 +88,7 @@ impl Call {
                 model.sweep_as(&due, 10, now).expect("what is due is swept");
                 Answer::Swept(due)
             }
+            Call::Reap => Answer::Reaped(model.reap(now)),
         }
     }
 }
@@ -264,6 +271,33 @@ pub async fn a_renew_and_a_sweep_in_every_order(on: Harness) {
         (ask.id, Call::Write(lease, Write::Renew(LEASE)), Call::Sweep)
     })
     .await;
+}
+
+/// Two sweepers.
+pub async fn two_sweeps_in_every_order(on: Harness) {
+    in_every_order(&on, async |on| {
+        let (ask, _) = at_work(on, Effects::External).await;
+        on.clock.advance(LEASE);
+        (ask.id, Call::Sweep, Call::Sweep)
+    })
+    .await;
+}
+
+/// The reaper and a retry: it finds the tombstone, runs as the next generation, or finds the key new.
+pub async fn a_reap_and_a_reserve_in_every_order(on: Harness) {
+    for (later, expired_runs_again) in
+        [(RETENTION, false), (RETENTION, true), (RETENTION + TOMBSTONE, false)]
+    {
+        in_every_order(&on, async |on| {
+            let (ask, lease) = at_work(on, Effects::External).await;
+            let written = on.write(&lease, Write::Complete(reply("done"))).await;
+            assert_eq!(written, Written::Applied);
+            on.clock.advance(later);
+            let again = Ask { expired_runs_again, ..retry(&ask) };
+            (ask.id, Call::Reap, Call::Reserve(again))
+        })
+        .await;
+    }
 }
 
 /// An operator and the late owner.

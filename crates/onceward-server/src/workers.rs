@@ -1,0 +1,60 @@
+//! The workers of a process: sweeper, reaper and surveyor.
+
+use std::{sync::Arc, time::Duration};
+
+use onceward::{
+    Engine, OutboxStore,
+    worker::{Reaper, Surveyor, Sweeper},
+};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
+
+use crate::config;
+
+/// Workers that run until this is dropped: what one of them is at then comes to its end.
+pub(crate) struct Workers {
+    tasks: JoinSet<()>,
+    /// Tells them to stop by going away.
+    going: watch::Sender<()>,
+}
+
+impl Workers {
+    /// The workers for an engine, under these settings.
+    pub(crate) fn start(
+        engine: &Arc<Engine>,
+        outbox: Option<Arc<dyn OutboxStore>>,
+        settings: &config::Workers,
+    ) -> Self {
+        let (going, gone) = watch::channel(());
+        let mut tasks = JoinSet::new();
+        let sweeper = Sweeper::new(Arc::clone(engine));
+        let mut reaper = Reaper::new(Arc::clone(engine)).audit_retention(settings.audit_retention);
+        let mut surveyor = Surveyor::new(Arc::clone(engine));
+        if let Some(outbox) = outbox {
+            reaper = reaper.outbox(Arc::clone(&outbox), settings.message_retention);
+            surveyor = surveyor.outbox(outbox);
+        }
+        let (sweep_every, stop) = (settings.sweep_every, stopped(gone.clone()));
+        tasks.spawn(async move { sweeper.run(sweep_every, stop).await });
+        let (reap_every, stop) = (settings.reap_every, stopped(gone.clone()));
+        tasks.spawn(async move { reaper.run(reap_every, stop).await });
+        let (survey_every, stop) = (settings.survey_every, stopped(gone));
+        tasks.spawn(async move { surveyor.run(survey_every, stop).await });
+        Workers { tasks, going }
+    }
+
+    /// Waits until what they were at has ended, after the engine was told to drain.
+    pub(crate) async fn stop(mut self, at_most: Duration) {
+        drop(self.going);
+        let _ = timeout(at_most, async { while self.tasks.join_next().await.is_some() {} }).await;
+    }
+
+    /// Lets others take over: what these are at comes to its end by itself.
+    pub(crate) fn replace(mut self) {
+        self.tasks.detach_all();
+    }
+}
+
+async fn stopped(mut gone: watch::Receiver<()>) {
+    // Nothing is ever sent.
+    let _ = gone.changed().await;
+}

@@ -1,0 +1,108 @@
+//! The surveyor: how many records there are and how old the open ones, as numbers for a dashboard.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tracing::warn;
+
+use super::runner::{Worker, repeat};
+use crate::{
+    engine::Engine,
+    observe,
+    outbox::{MessageState, OutboxStore},
+    store::StoreError,
+};
+
+/// Dead letters are counted up to this.
+const DEAD_LETTERS_MAX: u32 = 1000;
+
+/// The lag is that of the one that waits for longest among so many messages.
+const READY_MAX: u32 = 100;
+
+/// Looks at the store and sets gauges: records in each state, the age of the oldest that is unknown, in
+/// progress or pending, the lag and the dead letters of an outbox, what handlers take. Warns once of each
+/// route whose lease is under three times what its slowest handlers take. Changes nothing.
+#[derive(Debug)]
+pub struct Surveyor {
+    engine: Arc<Engine>,
+    outbox: Option<Arc<dyn OutboxStore>>,
+    warned: Mutex<HashSet<Arc<str>>>,
+}
+
+impl Worker for Surveyor {
+    const NAME: &'static str = "surveyor";
+
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    async fn once(&self) -> Result<bool, StoreError> {
+        self.run_once().await.map(|()| false)
+    }
+}
+
+impl Surveyor {
+    /// How often it runs by default.
+    pub const EVERY: Duration = Duration::from_secs(15);
+
+    /// A surveyor of this engine and its store.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        Surveyor { engine, outbox: None, warned: Mutex::default() }
+    }
+
+    /// Looks at this outbox too.
+    #[must_use]
+    pub fn outbox(self, outbox: Arc<dyn OutboxStore>) -> Self {
+        Surveyor { outbox: Some(outbox), ..self }
+    }
+
+    /// One look.
+    ///
+    /// # Errors
+    /// When the store does not answer. The gauges then keep what was seen last.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn run_once(&self) -> Result<(), StoreError> {
+        self.look_at_durations();
+        let stats = self.engine.in_time(self.engine.store().stats()).await?;
+        let now = self.engine.now();
+        observe::surveyed(&stats, now);
+        let Some(outbox) = &self.outbox else { return Ok(()) };
+        let ready = outbox.list(MessageState::Ready, None, READY_MAX);
+        let ready = self.engine.in_time(ready).await?;
+        let lag = ready.iter().map(|message| now.since(message.next_at)).max();
+        let dead = outbox.list(MessageState::Dead, None, DEAD_LETTERS_MAX);
+        let dead = self.engine.in_time(dead).await?;
+        observe::outbox_surveyed(lag.unwrap_or_default(), dead.len());
+        Ok(())
+    }
+
+    /// Runs every so often, until `stop` or until the engine is told to drain.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()> + Send) {
+        repeat(self, every, stop).await;
+    }
+
+    fn look_at_durations(&self) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        for took in self.engine.operation_times() {
+            observe::took(&took);
+            if !took.lease_is_short() {
+                warned.remove(&took.route);
+            } else if warned.insert(Arc::clone(&took.route)) {
+                warn!(
+                    route = &*took.route,
+                    lease_seconds = took.lease.as_secs_f64(),
+                    p99_seconds = took.p99.as_secs_f64(),
+                    "a lease is under three times what the slowest handlers take"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The sweeper: attempts whose lease ran out, and accepted work that nobody began in time.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::runner::{Worker, repeat, rest};
+use crate::{
+    engine::Engine,
+    record::State,
+    store::{StoreError, list::Cursor},
+};
+
+/// So many records in one call of the store: requests do not wait behind it for long.
+const BATCH: u32 = 100;
+
+/// So many calls in one run.
+const BATCHES_MAX: u32 = 100;
+
+/// So many pages of pending work are looked through in one run, of [`BATCH`] records each.
+const PAGES_MAX: u32 = 20;
+
+/// Moves records on whose attempt vanished, by its declared effects: what may have acted becomes
+/// `unknown`, what cannot have acted may run again, a phased operation waits to be gone on with. Ends
+/// accepted work that was not begun in its time with a stored 504, also where nothing is dispatched.
+///
+/// ```
+/// # fn example() {
+/// use std::sync::Arc;
+/// use onceward::{Idempotency, MemoryStore, Policy, worker::Sweeper};
+///
+/// let layer = Idempotency::new(Arc::new(MemoryStore::new()), Policy::required());
+/// let sweeper = Sweeper::new(Arc::clone(layer.engine()));
+/// tokio::spawn(async move { sweeper.run(Sweeper::EVERY, std::future::pending()).await });
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Sweeper {
+    engine: Arc<Engine>,
+    /// Behind which pending record to look next, so that all have their turn.
+    looked: Mutex<Option<Cursor>>,
+}
+
+/// What one run of the sweeper did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sweep {
+    /// Attempts that may have acted.
+    pub unknown: u32,
+    /// Attempts that cannot have acted: the same request may run again.
+    pub retryable: u32,
+    /// Attempts at queued work that cannot have acted: it is begun again.
+    pub pending: u32,
+    /// Accepted work that was not begun in its time: its client is told so.
+    pub given_up: u32,
+    /// It stopped at its bound, and there may be more to do.
+    pub more: bool,
+}
+
+impl Worker for Sweeper {
+    const NAME: &'static str = "sweeper";
+
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    async fn once(&self) -> Result<bool, StoreError> {
+        self.run_once().await.map(|sweep| sweep.more)
+    }
+}
+
+impl Sweeper {
+    /// How often it runs by default.
+    pub const EVERY: Duration = Duration::from_secs(30);
+
+    /// A sweeper for the records of this engine's store.
+    pub fn new(engine: Arc<Engine>) -> Self {
+        Sweeper { engine, looked: Mutex::default() }
+    }
+
+    /// One bounded run, in small batches with pauses between them.
+    ///
+    /// # Errors
+    /// When the store does not answer. What was done stays done.
+    ///
+    /// # Cancel safety
+    /// May be dropped: each record was moved on, or it was not.
+    pub async fn run_once(&self) -> Result<Sweep, StoreError> {
+        let mut sweep = Sweep::default();
+        let stopped = self.sweep(&mut sweep).await?;
+        if !stopped {
+            self.give_up(&mut sweep).await?;
+        }
+        Ok(sweep)
+    }
+
+    /// Runs every so often, until `stop` or until the engine is told to drain. A run that was begun
+    /// comes to its end.
+    ///
+    /// # Cancel safety
+    /// May be dropped, as `run_once`.
+    pub async fn run(&self, every: Duration, stop: impl Future<Output = ()> + Send) {
+        repeat(self, every, stop).await;
+    }
+
+    async fn sweep(&self, sweep: &mut Sweep) -> Result<bool, StoreError> {
+        for _ in 0..BATCHES_MAX {
+            let begun = Instant::now();
+            let swept = self.engine.sweep_some(BATCH).await?;
+            if swept.is_empty() {
+                return Ok(self.engine.is_draining());
+            }
+            for one in swept {
+                match one.state {
+                    State::Unknown => sweep.unknown += 1,
+                    State::Pending => sweep.pending += 1,
+                    _ => sweep.retryable += 1,
+                }
+            }
+            if rest(&self.engine, begun.elapsed()).await {
+                return Ok(true);
+            }
+        }
+        sweep.more = true;
+        Ok(false)
+    }
+
+    /// Goes through pending work in turns: how long each may wait is its own affair, so that the oldest
+    /// need not be the first whose time is over.
+    async fn give_up(&self, sweep: &mut Sweep) -> Result<(), StoreError> {
+        let mut after = self.looked().clone();
+        let from_the_start = after.is_none();
+        for _ in 0..PAGES_MAX {
+            let begun = Instant::now();
+            let (given_up, next) = self.engine.give_up_overdue(after, BATCH).await?;
+            sweep.given_up += given_up;
+            self.looked().clone_from(&next);
+            after = next;
+            if after.is_none() {
+                // One that began in the middle has not seen what stands before.
+                sweep.more |= !from_the_start && given_up > 0;
+                return Ok(());
+            }
+            if rest(&self.engine, begun.elapsed()).await {
+                return Ok(());
+            }
+        }
+        sweep.more |= sweep.given_up > 0;
+        Ok(())
+    }
+
+    fn looked(&self) -> std::sync::MutexGuard<'_, Option<Cursor>> {
+        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
