@@ -149,7 +149,7 @@ impl Store for OneLockStore {
                     request: inside.requests.get(&record.id).map(|kept| (**kept).clone()),
                 })
                 .collect();
-            due.sort_by_key(|one| one.record.lease_until);
+            due.sort_by_key(|one| machine::line_of(&one.record));
             due.truncate(limit as usize);
             due
         })
