@@ -298,5 +298,11 @@ fn every_alert_has_a_page_that_says_what_to_do() {
             assert!(page.contains(part), "{alert} lacks {part}");
         }
         assert!(rules.contains(&format!("docs/runbooks/{alert}.md")), "{alert} has no link");
+        for line in page.lines().filter_map(|line| line.strip_prefix("onceward ")) {
+            let is_name = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase());
+            let command: Vec<&str> = line.split(' ').take_while(is_name).collect();
+            let known = binary().args(&command).arg("--help").output().expect("it ends");
+            assert!(known.status.success(), "{alert}: onceward {line}");
+        }
     }
 }
