@@ -147,6 +147,16 @@ fn a_process_that_only_works_sweeps_and_listens_to_operators_only() {
 }
 
 #[test]
+fn what_handlers_take_is_told_where_they_run_also_without_workers() {
+    let home = Home::File(tempfile::tempdir().expect("temporary folder"));
+    let upstream = Upstream::start(|_, _| ok("charged"));
+    let gateway = home.gateway(&upstream, "", &["--no-workers"]);
+    assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 200);
+    let short = "onceward_lease_too_short{route=\"default\"}";
+    assert_eq!(eventually("the gauge", || metric(&gateway, short)), 0.0);
+}
+
+#[test]
 fn a_process_that_only_works_sends_what_was_accepted_elsewhere() {
     const QUEUED: &str = "[privacy]\n\
         keys = [{ id = \"a\", secret = \"YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\" }]\n\
