@@ -29,13 +29,13 @@ impl Home {
     fn file() -> Home {
         let folder = tempfile::tempdir().expect("temporary folder");
         let url = format!("file:{}", folder.path().join("x.db").display());
-        Home { url, folder: folder, _database: None }
+        Home { url, folder, _database: None }
     }
 
     fn postgres() -> Home {
         let database = Postgres::shared().create_database();
         let folder = tempfile::tempdir().expect("temporary folder");
-        Home { url: database.url(), folder: folder, _database: Some(database) }
+        Home { url: database.url(), folder, _database: Some(database) }
     }
 
     fn gateway(&self, upstream: &Upstream, toml: &str) -> Gateway {
@@ -205,7 +205,8 @@ fn what_cannot_be_executed_in_time_is_given_up_with_a_stored_answer() {
     let later = post(gateway.address, KEY, "{}", &[]);
     assert_eq!((later.status, &later.body), (504, &given_up.body));
     assert_eq!(upstream.count(), 0);
-    let metrics = send(gateway.admin, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
+    let metrics =
+        send(gateway.admin, "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("answer");
     assert!(metrics.text().contains("onceward_queued_given_up_total{route=\"default\"} 1"));
 }
 
@@ -299,7 +300,8 @@ fn a_stop_finishes_what_is_on_its_way_and_leaves_the_rest_to_the_next() {
     gateway.signal("TERM");
     let ready = gateway.admin;
     eventually("the end of readiness", || {
-        let answer = send(ready, "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").expect("answer");
+        let answer =
+            send(ready, "GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("answer");
         (answer.status == 503).then_some(())
     });
     gate.open();
