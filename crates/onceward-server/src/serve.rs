@@ -70,7 +70,7 @@ pub(crate) struct Running {
     gateway: Gateway,
     /// None where the workers run elsewhere.
     dispatcher: Option<Dispatcher>,
-    workers: Option<Workers>,
+    workers: Workers,
     /// None where clients are served elsewhere.
     gateway_listening: Option<Listening>,
     admin: Admin,
@@ -109,8 +109,7 @@ impl Running {
             false => None,
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
-        let workers =
-            role.works().then(|| Workers::start(&engine, store.outbox(), &config.workers));
+        let workers = Workers::start(&engine, store.outbox(), &config.workers);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
             listen = gateway_listening.as_ref().map(|listening| field::display(listening.address)),
@@ -177,11 +176,9 @@ impl Running {
         self.gateway.set_up(setup);
         if config.workers.role.works() {
             self.dispatcher = Some(Dispatcher::start(&self.gateway));
-            let workers = Workers::start(&engine, self.store.outbox(), &config.workers);
-            if let Some(before) = self.workers.replace(workers) {
-                before.replace();
-            }
         }
+        let workers = Workers::start(&engine, self.store.outbox(), &config.workers);
+        std::mem::replace(&mut self.workers, workers).replace();
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
         Ok(())
@@ -220,11 +217,7 @@ impl Running {
                 listening.stop(DRAIN_TIME_MAX).await;
             }
         };
-        let stop_working = async {
-            if let Some(workers) = workers {
-                workers.stop(DRAIN_TIME_MAX).await;
-            }
-        };
+        let stop_working = workers.stop(DRAIN_TIME_MAX);
         tokio::join!(stop_serving, stop_working, engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, gateway, admin));

@@ -1,12 +1,16 @@
 //! The workers of a process: sweeper, reaper and surveyor.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use onceward::{
     Engine, OutboxStore,
     worker::{Reaper, Surveyor, Sweeper},
 };
-use tokio::{sync::watch, task::JoinSet, time::timeout};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use crate::config;
 
@@ -18,7 +22,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// The workers for an engine, under these settings.
+    /// The workers for an engine, under these settings. Where they run elsewhere, what handlers take is
+    /// still told here, where they run.
     pub(crate) fn start(
         engine: &Arc<Engine>,
         outbox: Option<Arc<dyn OutboxStore>>,
@@ -26,9 +31,13 @@ impl Workers {
     ) -> Self {
         let (going, gone) = watch::channel(());
         let mut tasks = JoinSet::new();
+        let mut surveyor = Surveyor::new(Arc::clone(engine));
+        if !settings.role.works() {
+            tasks.spawn(measure(surveyor, settings.survey_every, stopped(gone)));
+            return Workers { tasks, going };
+        }
         let sweeper = Sweeper::new(Arc::clone(engine));
         let mut reaper = Reaper::new(Arc::clone(engine)).audit_retention(settings.audit_retention);
-        let mut surveyor = Surveyor::new(Arc::clone(engine));
         if let Some(outbox) = outbox {
             reaper = reaper.outbox(Arc::clone(&outbox), settings.message_retention);
             surveyor = surveyor.outbox(outbox);
@@ -51,6 +60,16 @@ impl Workers {
     /// Lets others take over: what these are at comes to its end by itself.
     pub(crate) fn replace(mut self) {
         self.tasks.detach_all();
+    }
+}
+
+async fn measure(surveyor: Surveyor, every: Duration, stop: impl Future<Output = ()>) {
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => return,
+            () = sleep(every) => surveyor.look_at_handlers(),
+        }
     }
 }
 

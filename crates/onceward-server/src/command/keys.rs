@@ -456,8 +456,11 @@ pub(super) async fn stats(args: StatsArgs) -> Result<ExitCode> {
         vec![count.state.clone(), format!("{about}{}", count.records)]
     });
     print(&table(&["state", "records"], &rows.collect::<Vec<_>>()));
-    for (name, at) in [("unknown", stats.oldest_unknown), ("in_progress", stats.oldest_in_progress)]
-    {
+    for (name, at) in [
+        ("unknown", stats.oldest_unknown),
+        ("in_progress", stats.oldest_in_progress),
+        ("pending", stats.oldest_pending),
+    ] {
         if let Some(at) = at {
             print(&format!("\nThe oldest {name} record was created at {at}.\n"));
         }

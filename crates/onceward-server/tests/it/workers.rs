@@ -147,6 +147,16 @@ fn a_process_that_only_works_sweeps_and_listens_to_operators_only() {
 }
 
 #[test]
+fn what_handlers_take_is_told_where_they_run_also_without_workers() {
+    let home = Home::File(tempfile::tempdir().expect("temporary folder"));
+    let upstream = Upstream::start(|_, _| ok("charged"));
+    let gateway = home.gateway(&upstream, "", &["--no-workers"]);
+    assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 200);
+    let short = "onceward_lease_too_short{route=\"default\"}";
+    assert_eq!(eventually("the gauge", || metric(&gateway, short)), 0.0);
+}
+
+#[test]
 fn a_process_that_only_works_sends_what_was_accepted_elsewhere() {
     const QUEUED: &str = "[privacy]\n\
         keys = [{ id = \"a\", secret = \"YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\" }]\n\
@@ -298,5 +308,11 @@ fn every_alert_has_a_page_that_says_what_to_do() {
             assert!(page.contains(part), "{alert} lacks {part}");
         }
         assert!(rules.contains(&format!("docs/runbooks/{alert}.md")), "{alert} has no link");
+        for line in page.lines().filter_map(|line| line.strip_prefix("onceward ")) {
+            let is_name = |word: &&str| word.chars().all(|c| c.is_ascii_lowercase());
+            let command: Vec<&str> = line.split(' ').take_while(is_name).collect();
+            let known = binary().args(&command).arg("--help").output().expect("it ends");
+            assert!(known.status.success(), "{alert}: onceward {line}");
+        }
     }
 }

@@ -67,7 +67,7 @@ impl Surveyor {
     /// # Cancel safety
     /// May be dropped.
     pub async fn run_once(&self) -> Result<(), StoreError> {
-        self.look_at_durations();
+        self.look_at_handlers();
         let stats = self.engine.in_time(self.engine.store().stats()).await?;
         let now = self.engine.now();
         observe::surveyed(&stats, now);
@@ -89,7 +89,9 @@ impl Surveyor {
         repeat(self, every, stop).await;
     }
 
-    fn look_at_durations(&self) {
+    /// Tells what handlers take in this process, and warns of leases that are short for it. Asks no
+    /// store: for processes that leave the rest to others.
+    pub fn look_at_handlers(&self) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         for took in self.engine.operation_times() {
             observe::took(&took);

@@ -134,6 +134,8 @@ impl Sweeper {
         let from_the_start = after.is_none();
         for _ in 0..PAGES_MAX {
             let begun = Instant::now();
+            // After a failure it begins anew: one bad page must not be the end of it.
+            *self.looked() = None;
             let (given_up, next) = self.engine.give_up_overdue(after, BATCH).await?;
             sweep.given_up += given_up;
             self.looked().clone_from(&next);

@@ -156,6 +156,11 @@ async fn what_workers_look_for_is_found_by_a_partial_index() {
         ("state = 'expired' AND purge_at <= 1", "records_purge"),
         ("state = 'unknown' AND reconcile_after <= 1", "records_reconcile"),
         ("state = 'pending' AND lease_until <= 1", "records_pending"),
+        (
+            "state = 'pending' AND +created_at >= 5 AND (+created_at, scope, key) > (5, 'a', 'b') \
+             ORDER BY created_at, scope, key LIMIT 101",
+            "records_pending",
+        ),
     ] {
         let explain = format!("EXPLAIN QUERY PLAN SELECT record_id FROM records WHERE {sql}");
         let plan: Vec<(i64, i64, i64, String)> = sqlx::query_as(sqlx::AssertSqlSafe(explain))

@@ -239,6 +239,9 @@ pub(crate) struct StatsView {
     /// When the oldest record was created that is in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oldest_in_progress: Option<String>,
+    /// When the oldest record was created that waits to be begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) oldest_pending: Option<String>,
 }
 
 /// How many records are in one state.
@@ -262,6 +265,7 @@ impl From<Stats> for StatsView {
             states: states.into(),
             oldest_unknown: stats.oldest_unknown.map(rfc3339),
             oldest_in_progress: stats.oldest_in_progress.map(rfc3339),
+            oldest_pending: stats.oldest_pending.map(rfc3339),
         }
     }
 }
