@@ -28,6 +28,7 @@ pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
 pub mod tower; // bodies in, a task of its own, bodies out
 pub mod outbox; // messages that commit with business rows, and the relay that delivers them
+pub mod worker; // what goes on without a request: unknown outcomes
 pub mod observe; // metrics
 #[cfg(feature = "testing")]
 pub mod testing; // the store suite, and tools to force faults and interleavings
@@ -55,6 +56,7 @@ pub use store::{SqliteOptions, SqliteStore};
 pub use tower::{Idempotency, Resumer};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub use transaction::{TransactionError, Transactional, TransactionalDatabase};
+pub use worker::{Finding, Probe, Reconciler, Unknown};
 
 /// The example of the README compiles.
 #[cfg(all(doctest, feature = "sqlite"))]

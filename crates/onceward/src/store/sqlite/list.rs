@@ -39,7 +39,8 @@ const DRAWN: u32 = 20_000;
 const LISTED: &str = "SELECT scope, key, recipe, fingerprint, generation, state, attempt, fence, \
     attempts, effects, route, method, path, created_at, started_at, lease_until, max_execution, \
     finished_at, expires_at, retention, purge_at, last_error, reconcile_after, void, \
-    recovery_point, open_effect, effect_idempotent, queued_until, reply_status FROM records WHERE ";
+    recovery_point, open_effect, effect_idempotent, queued_until, probes, asked_at, \
+    absent_at, reply_status FROM records WHERE ";
 
 const LISTED_AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status FROM audit_records WHERE true";
