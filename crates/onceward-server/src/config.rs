@@ -21,6 +21,7 @@ mod cidr; // networks
 pub(crate) mod duration; // 60s
 mod file; // the TOML file as it is written
 mod privacy; // [privacy]
+mod probe; // how unknown outcomes are asked about
 mod policy; // what a section says about requests, made a policy
 mod quota; // [quota]
 mod route; // [[route]]: which rules hold for a request
@@ -34,6 +35,7 @@ pub(crate) use cidr::Cidr;
 pub(crate) use file::File;
 pub(crate) use policy::ON_5XX;
 pub(crate) use privacy::Privacy;
+pub(crate) use probe::{Condition, ProbeSettings, ReplyStatus, is_private};
 pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
 pub(crate) use scope::TokenRules;
 use secret::Text;
@@ -173,6 +175,17 @@ impl Config {
             "the store memory: forgets everything when the process ends, so that it only serves a \
              loopback address; use --store file:PATH, or listen on 127.0.0.1"
         );
+        let shows_keys =
+            |route: &&Arc<Route>| route.probe.as_ref().is_some_and(|probe| probe.url.uses("key"));
+        if let (Some(route), Some(_)) =
+            (self.routes.all().find(shows_keys), &self.privacy.lookup_key)
+        {
+            bail!(
+                "the probe of `{}` asks by {{key}}, but privacy.hash_keys hides keys from the store; \
+                 ask by {{operation}}, which upstream was told as Onceward-Operation",
+                route.name()
+            );
+        }
         ensure!(
             self.admin.ip().is_loopback() || self.admin_settings.has_token(),
             "the admin address {} can be reached from other machines; set ONCEWARD_ADMIN_TOKEN or \

@@ -39,6 +39,7 @@ mod dispatch; // requests that were accepted for later
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
 mod paced; // bodies that have to keep moving
+mod probe; // unknown outcomes, asked about
 mod pass; // requests that are not ours
 mod shadow; // what protection would have done
 mod upstream; // the client, and what its errors prove
@@ -53,6 +54,7 @@ use headers::Trailers;
 pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
 pub(crate) use pass::Pace;
+pub(crate) use probe::Reconciling;
 pub(crate) use shadow::{Observation, Shadow};
 use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};

@@ -24,7 +24,7 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Deciding, Dispatcher, Gateway, Pace, Rewrite, Setup, Upstream},
+    gateway::{Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -68,6 +68,7 @@ pub(crate) struct Running {
     store: OpenStore,
     gateway: Gateway,
     dispatcher: Dispatcher,
+    reconciling: Reconciling,
     gateway_listening: Listening,
     admin: Admin,
     admin_listening: Listening,
@@ -103,6 +104,7 @@ impl Running {
         )
         .await?;
         let dispatcher = Dispatcher::start(&gateway);
+        let reconciling = Reconciling::start(&store.store, &config.routes)?;
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
             listen = %gateway_listening.address,
@@ -119,6 +121,7 @@ impl Running {
             store,
             gateway,
             dispatcher,
+            reconciling,
             gateway_listening,
             admin,
             admin_listening,
@@ -165,7 +168,9 @@ impl Running {
             self.store.set_ring(config.privacy.ring.as_ref());
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
+        let reconciling = Reconciling::start(&self.store.store, &config.routes)?;
         self.gateway.set_up(setup);
+        self.reconciling = reconciling;
         self.dispatcher = Dispatcher::start(&self.gateway);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
@@ -192,12 +197,13 @@ impl Running {
             store,
             gateway,
             dispatcher,
+            reconciling,
             gateway_listening,
             admin,
             admin_listening,
             ..
         } = self;
-        drop(dispatcher);
+        drop((dispatcher, reconciling));
         tokio::join!(gateway_listening.stop(DRAIN_TIME_MAX), engine.drain(DRAIN_TIME_MAX));
         admin_listening.stop(Duration::from_secs(1)).await;
         drop((engine, gateway, admin));

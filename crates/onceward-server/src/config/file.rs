@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{privacy, quota, secret::Text, suggest, transport};
+use super::{privacy, probe, quota, secret::Text, suggest, transport};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -239,6 +239,9 @@ settings! {
     max_request_age_header: Text,
     /// Whether connections may change their protocol (WebSocket). No by default.
     upgrade: bool,
+    /// How unknown outcomes are asked about: see `docs/guide/reconciling.md`. They wait for a person
+    /// without it.
+    probe: probe::ProbeFile,
 }
 
 /// Reads a file. Errors name the file, the line and what to do.

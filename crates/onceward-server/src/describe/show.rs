@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::table::columns;
 use crate::config::{
-    AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, Route, StoreUrl, UpstreamSettings,
+    AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, ProbeSettings, Route, StoreUrl,
+    UpstreamSettings,
 };
 
 /// Settings by their name in the file, in its order.
@@ -174,7 +175,21 @@ pub(super) fn settings(route: &Route) -> Settings {
         ("max_request_age", json!(max_age.map(|age| duration(age.at_most)))),
         ("max_request_age_header", json!(age_header)),
         ("upgrade", json!(route.upgrade)),
+        ("probe", route.probe.as_deref().map_or(Value::Null, probe)),
     ]
+}
+
+/// Without the values of headers, which may be secrets.
+fn probe(probe: &ProbeSettings) -> Value {
+    let headers: Map<String, Value> =
+        probe.headers.iter().map(|(name, _)| (name.to_string(), json!(MASKED))).collect();
+    json!({
+        "url": probe.url.as_str(),
+        "method": probe.method.as_str(),
+        "headers": headers,
+        "timeout": duration(probe.timeout),
+        "allow_private": probe.allow_private,
+    })
 }
 
 fn execution(route: &Route) -> &'static str {
