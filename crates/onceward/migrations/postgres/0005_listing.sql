@@ -46,7 +46,8 @@ BEGIN
         || onceward.condition(filter, 'created_from', 'r.created_at >= %s')
         || onceward.condition(filter, 'created_before', 'r.created_at < %s')
         || onceward.condition(filter, 'finished_from', 'r.finished_at >= %s')
-        || onceward.condition(filter, 'finished_before', 'r.finished_at < %s');
+        || onceward.condition(filter, 'finished_before', 'r.finished_at < %s')
+        || onceward.condition(filter, 'reconcile_after', 'r.reconcile_after = %s');
     IF filter ->> 'older_than' IS NOT NULL THEN
         conditions := conditions || format(
             ' AND r.created_at <= %s', now - (filter ->> 'older_than')::bigint);

@@ -149,6 +149,10 @@ fn page_sql(query: &Query, now: Timestamp) -> Sql {
     if let Some(effects) = query.effects {
         sql.push(" AND effects = ").push_bind(effects.name());
     }
+    if query.dead_letters {
+        sql.push(" AND state = 'unknown' AND reconcile_after = ");
+        sql.push_bind(Timestamp::NEVER.as_micros());
+    }
     push_span(&mut sql, "created_at", query.created);
     push_span(&mut sql, "finished_at", query.finished);
     if let Some(age) = query.older_than {

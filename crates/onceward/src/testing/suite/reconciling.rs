@@ -6,7 +6,7 @@ use crate::{
     clock::Timestamp,
     machine::{SETTLE, probe_pause},
     record::{AuditEvent, Effects, Inquiry, Lease, RecordId, State},
-    store::{Ask, Proof, Resolution, Resolved, Write, Written},
+    store::{Ask, Proof, Resolution, Resolved, Write, Written, list::Query},
     testing::{
         Harness,
         samples::{LEASE, MAX_EXECUTION, ask, reply, retry},
@@ -157,6 +157,11 @@ pub async fn what_was_given_up_is_a_dead_letter_and_not_due(on: Harness) {
     assert!(record.is_dead_letter(), "{record:?}");
     on.clock.advance(Duration::from_secs(10 * 365 * 86_400));
     assert_eq!(on.due_unknown(10).await, []);
+    let _another = unknown(&on, "another").await;
+    let query = Query { dead_letters: true, limit: 10, ..Query::default() };
+    let listed = on.store.list_records(query.clone()).await.expect("a list");
+    assert_eq!(listed, on.model().list(&query, on.now()));
+    assert_eq!(listed.records.len(), 1, "{listed:?}");
     let again = on.resolve(&ask.id, Resolution::GiveUp).await;
     assert!(matches!(again, Resolved::Refused(_)), "{again:?}");
     assert_eq!(events(&on, &ask.id).await, [AuditEvent::DeadLettered]);
