@@ -28,6 +28,7 @@ mod route; // [[route]]: which rules hold for a request
 mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
+mod webhook; // [[webhook]]
 mod transport; // [tls], [upstream], [limits]
 
 pub(crate) use admin::AdminSettings;
@@ -41,6 +42,7 @@ pub(crate) use scope::TokenRules;
 use secret::Text;
 pub(crate) use suggest::hint;
 pub(crate) use transport::{KeyPair, Limits, UpstreamSettings};
+pub(crate) use webhook::{About, WebhookSettings};
 
 /// All settings of a gateway.
 #[derive(Clone, Debug)]
@@ -68,6 +70,8 @@ pub(crate) struct Config {
     pub(crate) quota: onceward::Limits,
     /// What stores may see.
     pub(crate) privacy: Privacy,
+    /// Providers that tell by themselves what became of operations.
+    pub(crate) webhooks: Vec<WebhookSettings>,
 }
 
 /// Where records are kept.
@@ -146,6 +150,7 @@ impl Config {
             limits: transport::limits(&file.limits)?,
             quota: quota::quota(&file.quota)?,
             privacy: privacy::resolve(&file.privacy, &routes, &store)?,
+            webhooks: webhook::resolve(&file.webhooks)?,
             upstream,
             listen,
             admin,

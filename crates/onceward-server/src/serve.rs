@@ -24,7 +24,9 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream},
+    gateway::{
+        Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream, Webhooks,
+    },
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -86,7 +88,7 @@ impl Running {
         let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
         let traffic = Traffic::default();
-        let setup = set_up(config, Arc::clone(&engine), traffic.clone())?;
+        let setup = set_up(config, Arc::clone(&engine), &store.store, traffic.clone())?;
         let gateway = Gateway::new(setup, &config.limits);
         let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
         let (access, admin_token) = config.admin_settings.access();
@@ -160,7 +162,8 @@ impl Running {
              again; it needs a restart with --accept-identity-change"
         );
         let engine = Arc::new(engine);
-        let setup = set_up(&config, Arc::clone(&engine), self.traffic.clone())?;
+        let traffic = self.traffic.clone();
+        let setup = set_up(&config, Arc::clone(&engine), &self.store.store, traffic)?;
         if let Some(certificate) = &self.certificate {
             certificate.reload()?;
         }
@@ -234,7 +237,12 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// What the gateway works with under a configuration.
-fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setup> {
+fn set_up(
+    config: &Config,
+    engine: Arc<Engine>,
+    store: &Arc<dyn Store>,
+    traffic: Traffic,
+) -> Result<Setup> {
     let to_upstream = &config.to_upstream;
     let upstream = Upstream::new(config.upstream.clone(), to_upstream, config.max_execution)?;
     Ok(Setup {
@@ -253,6 +261,11 @@ fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setu
         routes: config.routes.clone(),
         traffic,
         cors: config.cors.clone(),
+        webhooks: Webhooks::new(
+            Arc::clone(store),
+            config.privacy.lookup_key.clone(),
+            config.webhooks.clone(),
+        ),
     })
 }
 

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{privacy, probe, quota, secret::Text, suggest, transport};
+use super::{privacy, probe, quota, secret::Text, suggest, transport, webhook};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -58,6 +58,9 @@ pub(crate) struct File {
     /// What stores may see.
     #[serde(default)]
     pub(crate) privacy: privacy::PrivacyFile,
+    /// Providers that tell by themselves what became of operations.
+    #[serde(default, rename = "webhook")]
+    pub(crate) webhooks: Vec<webhook::WebhookFile>,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
