@@ -8,7 +8,9 @@ use onceward::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     machine::{self, Change, Decision},
-    record::{AttemptId, Effects, Fence, Lease, Inquiry, Progress, Record, RecordId, State as RecordState},
+    record::{
+        AttemptId, Effects, Fence, Inquiry, Lease, Progress, Record, RecordId, State as RecordState,
+    },
     reply::{Reply, ReplyBody},
     store::{
         Ask, Claim, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, Write, Written,

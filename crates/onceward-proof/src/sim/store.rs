@@ -184,6 +184,10 @@ impl World {
             Resolution::Release(Proof::Authoritative) => ("release", Some("authoritative")),
             Resolution::Release(Proof::TwoProbes { .. }) => ("release", Some("two_probes")),
             Resolution::Void => ("void", None),
+            Resolution::Ask { .. } => ("ask", None),
+            Resolution::Absent { .. } => ("release", Some("two_probes")),
+            Resolution::GiveUp => ("give_up", None),
+            Resolution::Redrive => ("redrive", None),
         };
         let cause = Cause::Resolve {
             resolution: resolution.into(),

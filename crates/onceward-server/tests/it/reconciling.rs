@@ -4,15 +4,18 @@
 use std::{
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use hmac::{Hmac, KeyInit as _, Mac as _};
 use onceward_testbed::{Database, Postgres};
 use serde_json::Value;
+use sha2::Sha256;
 use tempfile::TempDir;
 
 use crate::support::{
-    ALICE, Act, Gate, Gateway, Upstream, admin, document, eventually, post, request, response, send,
+    ALICE, Act, Answer, Gate, Gateway, TOKEN, Upstream, admin, binary, document, eventually, post,
+    request, response, send,
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -211,4 +214,140 @@ fn without_a_probe_an_unknown_outcome_waits_for_a_person() {
     assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
     assert_eq!(bank.charges(), [KEY]);
     bank.gate.open();
+}
+
+/// The record is unknown, and was asked about in vain: it is not due for half a minute.
+fn unknown_without_a_probe(home: &Home, bank: &Bank, toml: &str) -> Gateway {
+    killed_while_the_bank_is_at_it(home.gateway(bank, ""), bank);
+    let gateway = home.gateway(bank, toml);
+    eventually("an unknown outcome", || {
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
+    });
+    eventually("a probe", || (record(&gateway)["record"]["probes"] == 1).then_some(()));
+    gateway
+}
+
+fn command(gateway: &Gateway, args: &[&str]) -> String {
+    let ran = binary()
+        .args(args)
+        .env("ONCEWARD_ADMIN", format!("http://{}", gateway.admin))
+        .env("ONCEWARD_ADMIN_TOKEN", TOKEN)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(ran.status.success(), "{args:?}: {text}");
+    text
+}
+
+#[test]
+fn an_operator_has_an_unknown_outcome_asked_about_at_once() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    drop(unknown_without_a_probe(&home, &bank, ""));
+    let gateway = home.gateway(&bank, PROBE);
+    let listed = command(&gateway, &["unknown", "list", "-o", "json"]);
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    let id = listed["records"][0]["id"].as_str().expect("one record").to_owned();
+    assert_eq!(command(&gateway, &["dlq", "list"]).lines().count(), 1, "no dead letter");
+    command(&gateway, &["unknown", "reconcile", &id, "--reason", "the bank is back"]);
+    let reply = eventually("the reply", || {
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        (answer.status == 201).then_some(answer)
+    });
+    assert_eq!((reply.text(), reply.is_replay()), (r#"{"id":"ch_1"}"#, true));
+    let shown = record(&gateway).to_string();
+    assert!(shown.contains("alice: the bank is back"), "{shown}");
+    assert_eq!(bank.charges(), [KEY]);
+    bank.gate.open();
+}
+
+const SECRET: &str = "secret-of-the-bank-0123";
+
+const WEBHOOK: &str = r#"
+[[webhook]]
+name = "bank"
+secret = "secret-of-the-bank-0123"
+operation = "/operation"
+outcome = "/status"
+completed = ["succeeded", "declined"]
+not_executed = ["canceled"]
+reply_status = "/reply/status"
+reply_body = "/reply/body"
+"#;
+
+fn signature(secret: &str, at: u64, body: &str) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("any length");
+    mac.update(format!("{at}.{body}").as_bytes());
+    let digits = mac.finalize().into_bytes();
+    let hex: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("t={at},v1={hex}")
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
+}
+
+fn tell(gateway: &Gateway, name: &str, body: &str, signature: &str) -> Answer {
+    let request = format!(
+        "POST /.onceward/webhooks/{name} HTTP/1.1\r\nHost: x\r\nOnceward-Signature: {signature}\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    send(gateway.address, &request).expect("an answer")
+}
+
+#[test]
+fn a_signed_message_resolves_and_old_forged_and_unknown_ones_do_not() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::AfterTheCharge);
+        let gateway = unknown_without_a_probe(&home, &bank, WEBHOOK);
+        let id = record(&gateway)["record"]["id"].as_str().expect("an id").to_owned();
+        let message = |id: &str, status: &str, code: u16| {
+            format!(
+                r#"{{"operation":"{id}","status":"{status}","reply":{{"status":{code},"body":{{"id":"ch_1"}}}}}}"#
+            )
+        };
+        let good = message(&id, "succeeded", 201);
+        let told = |body: &str, signature: &str| tell(&gateway, "bank", body, signature).status;
+        // Forged, old, from the future, for other bytes, not signed at all.
+        assert_eq!(told(&good, &signature("another-secret-012345", now(), &good)), 401);
+        assert_eq!(told(&good, &signature(SECRET, now() - 301, &good)), 401);
+        assert_eq!(told(&good, &signature(SECRET, now() + 310, &good)), 401);
+        assert_eq!(told(&good, &signature(SECRET, now(), "{}")), 401);
+        for bad in ["", "t=1", "v1=00", "t=x,v1=00"] {
+            assert_eq!(told(&good, bad), 401, "{bad}");
+        }
+        let other = message("v1.YQ.YWFhYWFhYWFhYWFhYWFhYQ", "succeeded", 201);
+        assert_eq!(told(&other, &signature(SECRET, now(), &other)), 404);
+        let nothing = message(&id, "processing", 201);
+        assert_eq!(told(&nothing, &signature(SECRET, now(), &nothing)), 204);
+        assert_eq!(tell(&gateway, "other", &good, &signature(SECRET, now(), &good)).status, 404);
+        let still = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!(still.summary(), "409 idempotency_outcome_unknown");
+
+        let signed = signature(SECRET, now(), &good);
+        assert_eq!(told(&good, &signed), 204);
+        let reply = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((reply.status, reply.text()), (201, r#"{"id":"ch_1"}"#));
+        // The same again is harmless; something else is an incident, and what stands stands.
+        assert_eq!(told(&good, &signed), 204);
+        let events = |gateway: &Gateway| record(gateway)["timeline"].to_string();
+        assert!(!events(&gateway).contains("incident"), "{}", events(&gateway));
+        let declined = message(&id, "declined", 402);
+        assert_eq!(told(&declined, &signature(SECRET, now(), &declined)), 204);
+        assert!(events(&gateway).contains("incident"), "{}", events(&gateway));
+        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 201);
+        assert_eq!(bank.charges(), [KEY]);
+        bank.gate.open();
+    }
+}
+
+#[test]
+fn without_webhooks_their_path_is_like_any_other() {
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    bank.gate.open();
+    let gateway = Home::file().gateway(&bank, "");
+    let passed = send(gateway.address, "GET /.onceward/webhooks/bank HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_eq!(passed.expect("an answer").status, 201, "upstream answered");
 }
