@@ -93,7 +93,7 @@ impl Webhooks {
         };
         let Some(id) = self.id_of(webhook, &message) else { return bare(StatusCode::NOT_FOUND) };
         let told = match said(webhook, &message, &body) {
-            Said::Nothing => return bare(StatusCode::NO_CONTENT),
+            Said::Nothing => return bare(StatusCode::OK),
             told => told,
         };
         match self.tell(webhook, &id, told).await {
@@ -132,7 +132,7 @@ impl Webhooks {
         let resolution = match told {
             Said::Completed(reply) => Resolution::Complete(reply),
             Said::NotExecuted => Resolution::Release(Proof::Authoritative),
-            Said::Nothing => return Ok(StatusCode::NO_CONTENT),
+            Said::Nothing => return Ok(StatusCode::OK),
         };
         let completes = match &resolution {
             Resolution::Complete(reply) => Some(reply.status),
@@ -152,7 +152,7 @@ impl Webhooks {
         Ok(match self.store.resolve(resolve).await? {
             Resolved::Applied(record) => {
                 info!(webhook = webhook.name, route = &*record.route, "an outcome was told");
-                StatusCode::NO_CONTENT
+                StatusCode::OK
             }
             Resolved::Absent => StatusCode::NOT_FOUND,
             Resolved::TooEarly { .. } => StatusCode::CONFLICT,
@@ -166,7 +166,7 @@ impl Webhooks {
                 }
                 match now.state {
                     State::Unknown | State::InProgress => StatusCode::CONFLICT,
-                    _ => StatusCode::NO_CONTENT,
+                    _ => StatusCode::OK,
                 }
             }
         })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::SETTLE;
 use crate::{
     clock::Timestamp,
-    record::{AttemptId, Inquiry, Record, State},
+    record::{AttemptId, Effects, Inquiry, Record, State},
     reply::Reply,
 };
 
@@ -78,12 +78,14 @@ pub(super) fn redrive(record: &mut Record, now: Timestamp) {
     record.inquiry = Inquiry::default();
 }
 
-/// Whether a result says something else than the one that is stored. Of one attempt, which acted once,
-/// two sources may tell in different words: then the status decides. What two attempts did is the same
-/// only if it is the same byte for byte.
+/// Whether a result does not go together with the one that is stored. Of one attempt, which acted once,
+/// two sources may tell in different words: then the status decides, as it does for work that may run
+/// again. Of anything else two attempts must not both have come to a result, whatever it is. Bytes are
+/// not compared: a store may hold them sealed.
 pub(super) fn disagrees(stored: &Record, attempt: AttemptId, reply: &Reply) -> bool {
     let Some(known) = stored.reply.as_ref().filter(|_| stored.state == State::Completed) else {
         return false;
     };
-    if stored.attempt == attempt { known.status != reply.status } else { known != reply }
+    let must_act_once = matches!(stored.effects, Effects::External | Effects::Undeclared);
+    known.status != reply.status || (must_act_once && stored.attempt != attempt)
 }

@@ -202,7 +202,7 @@ async fn a_superseded_result_is_kept_as_evidence_and_the_client_gets_what_the_re
     assert_eq!((first.says(), first.text()), (says(200, "replayed"), "charged 2"));
     let audit = service.audit(KEY).await;
     let evidence: Vec<_> =
-        audit.iter().filter(|audit| audit.event == AuditEvent::Incident).collect();
+        audit.iter().filter(|audit| audit.event == AuditEvent::SupersededResult).collect();
     assert_eq!(evidence.len(), 1);
     let kept = evidence[0].reply.as_ref().expect("the result is kept");
     assert_eq!(kept.body_bytes().as_ref(), b"charged 1");

@@ -252,10 +252,9 @@ pub async fn two_different_results_are_an_incident_and_both_are_kept(on: Harness
     let expected = [AuditEvent::ResolvedCompleted, AuditEvent::Incident];
     assert_eq!(events(&on, &ask.id).await, expected);
 
-    // Two attempts that both acted, and did not come to the same.
-    let ask = Ask { effects: Effects::None, ..self::ask("both") };
-    let first = on.grant(&ask).await;
-    on.clock.advance(LEASE);
+    // Two attempts of what must act once, and both came to a result.
+    let (ask, first) = unknown(&on, "both").await;
+    on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
     let second = on.grant(&retry(&ask)).await;
     assert_eq!(on.write(&second, Write::Complete(reply("two"))).await, Written::Applied);
     let late = on.write(&first, Write::Complete(reply("one"))).await;
@@ -264,6 +263,17 @@ pub async fn two_different_results_are_an_incident_and_both_are_kept(on: Harness
     let kept = on.audit(&ask.id).await.pop().expect("evidence");
     assert_eq!((kept.event, kept.attempt), (AuditEvent::Incident, first.attempt));
     assert_eq!(kept.reply, Some(reply("one")));
+
+    // What may run again may come to a result twice.
+    let ask = Ask { effects: Effects::None, ..self::ask("harmless") };
+    let first = on.grant(&ask).await;
+    on.clock.advance(LEASE);
+    let second = on.grant(&retry(&ask)).await;
+    assert_eq!(on.write(&second, Write::Complete(reply("two"))).await, Written::Applied);
+    let late = on.write(&first, Write::Complete(reply("one"))).await;
+    assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    let kept = on.audit(&ask.id).await.pop().expect("evidence");
+    assert_eq!(kept.event, AuditEvent::SupersededResult);
 }
 
 /// Every other state has nothing to ask.
