@@ -111,7 +111,7 @@ pub(crate) fn expired_run_again(route: &str) {
 }
 
 /// Two results for one generation do not agree.
-pub(crate) fn incident(route: &str) {
+pub fn incident(route: &str) {
     counter!(INCIDENT, "route" => route.to_owned()).increment(1);
 }
 

@@ -18,7 +18,7 @@ use http::{
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use onceward::{
-    Key, LookupKey, Reply, Scope, Store,
+    Key, LookupKey, Reply, Scope, Store, observe,
     record::{Record, RecordId, State},
     reply::ReplyBody,
     store::{Proof, Resolution, Resolve, Resolved, StoreError},
@@ -158,6 +158,7 @@ impl Webhooks {
             Resolved::TooEarly { .. } => StatusCode::CONFLICT,
             Resolved::Refused(now) => {
                 if contradicts(&now, completes) {
+                    observe::incident(&now.route);
                     warn!(
                         webhook = webhook.name,
                         route = &*now.route,

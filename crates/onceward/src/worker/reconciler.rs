@@ -150,6 +150,9 @@ pub struct Reconciled {
     pub failed: u32,
 }
 
+/// Between two looks, should every question end at once without having been asked.
+const PAUSE_LEAST: Duration = Duration::from_millis(20);
+
 /// How one question ended.
 enum End {
     Completed,
@@ -235,6 +238,7 @@ impl Reconciler {
         let mut asking = JoinSet::new();
         loop {
             let next_look = Instant::now() + self.every;
+            let not_before = Instant::now() + PAUSE_LEAST;
             let places = self.at_once - u32::try_from(asking.len()).unwrap_or(self.at_once);
             let mut full = false;
             match self.store.due_unknown(places).await {
@@ -258,6 +262,7 @@ impl Reconciler {
                 }
             }
             done.tell();
+            sleep_until(not_before).await;
         }
     }
 
