@@ -41,7 +41,7 @@ pub(super) enum Heard {
     /// It is not the last one that was begun.
     NotThis,
     /// Not enough. With what is noted of it, and from when on another one would be.
-    TooEarly(Record, Timestamp),
+    TooEarly(Box<Record>, Timestamp),
     /// It is the second that counts.
     Believed,
 }
@@ -64,7 +64,7 @@ pub(super) fn absent(record: &Record, probe: u32) -> Heard {
         }
     };
     noted.reconcile_after = Some(not_before);
-    Heard::TooEarly(noted, not_before)
+    Heard::TooEarly(Box::new(noted), not_before)
 }
 
 /// Nobody asks any more: a person must.

@@ -58,7 +58,7 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
         (State::Unknown, Resolution::Absent { probe }) => match absent(&record, probe) {
             Heard::NotThis => return Step::keep(Resolved::Refused(Box::new(stored))),
             Heard::TooEarly(noted, not_before) => {
-                return Step::put(noted, None, Resolved::TooEarly { not_before });
+                return Step::put(*noted, None, Resolved::TooEarly { not_before });
             }
             Heard::Believed => {
                 not_executed(&mut resolved, now);
