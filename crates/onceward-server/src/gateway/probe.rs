@@ -189,7 +189,10 @@ fn says(found: &Value, expected: &str) -> bool {
     match found {
         Value::String(text) => text == expected,
         Value::Array(_) | Value::Object(_) => false,
-        other => other.to_string() == expected,
+        other => {
+            let text = other.to_string();
+            text == expected
+        }
     }
 }
 
