@@ -29,13 +29,13 @@ impl Home {
     fn file() -> Home {
         let folder = tempfile::tempdir().expect("temporary folder");
         let url = format!("file:{}", folder.path().join("x.db").display());
-        Home { url, folder, _database: None }
+        Home { url, folder: folder, _database: None }
     }
 
     fn postgres() -> Home {
         let database = Postgres::shared().create_database();
         let folder = tempfile::tempdir().expect("temporary folder");
-        Home { url: database.url(), folder, _database: Some(database) }
+        Home { url: database.url(), folder: folder, _database: Some(database) }
     }
 
     fn gateway(&self, upstream: &Upstream, toml: &str) -> Gateway {
