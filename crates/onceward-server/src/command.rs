@@ -32,6 +32,9 @@ pub(crate) enum Operate {
     /// Records whose outcome nobody knows.
     #[command(subcommand)]
     Unknown(keys::Unknown),
+    /// Unknown records on which the reconciler has given up.
+    #[command(subcommand, after_help = DLQ_EXAMPLES)]
+    Dlq(keys::Dlq),
     /// Lists what was decided and by whom, the latest first.
     #[command(after_help = AUDIT_EXAMPLES)]
     Audit(keys::AuditArgs),
@@ -88,6 +91,7 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
     let ended = match command {
         Operate::Keys(command) => keys::run(command).await,
         Operate::Unknown(command) => keys::unknown(command).await,
+        Operate::Dlq(command) => keys::dlq(command).await,
         Operate::Audit(args) => keys::audit(args).await,
         Operate::Stats(args) => keys::stats(args).await,
         Operate::Privacy(command) => privacy::run(command).await,
@@ -148,6 +152,13 @@ Examples:
   onceward keys release --filter state=unknown --reason 'ticket 8' --evidence 'provider was down'
   onceward keys release --apply PLAN:HASH
   onceward keys export --filter route='POST /v1/**' > records.jsonl";
+
+const DLQ_EXAMPLES: &str = "\
+Examples:
+  onceward dlq list
+  onceward dlq redrive ID --reason 'ticket 7: the provider is back'
+  onceward dlq redrive --filter dead=true --reason 'ticket 7: the provider is back'
+  onceward dlq redrive --apply PLAN:HASH";
 
 const AUDIT_EXAMPLES: &str = "\
 Examples:

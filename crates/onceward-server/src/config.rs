@@ -21,12 +21,14 @@ mod cidr; // networks
 pub(crate) mod duration; // 60s
 mod file; // the TOML file as it is written
 mod privacy; // [privacy]
+mod probe; // how unknown outcomes are asked about
 mod policy; // what a section says about requests, made a policy
 mod quota; // [quota]
 mod route; // [[route]]: which rules hold for a request
 mod scope; // [scope]
 mod secret; // ${env:NAME}
 mod suggest; // did you mean
+mod webhook; // [[webhook]]
 mod transport; // [tls], [upstream], [limits]
 mod workers; // [workers]
 
@@ -35,11 +37,13 @@ pub(crate) use cidr::Cidr;
 pub(crate) use file::File;
 pub(crate) use policy::ON_5XX;
 pub(crate) use privacy::Privacy;
+pub(crate) use probe::{Condition, ProbeSettings, ReplyStatus, is_private};
 pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
 pub(crate) use scope::TokenRules;
 use secret::Text;
 pub(crate) use suggest::hint;
 pub(crate) use transport::{KeyPair, Limits, UpstreamSettings};
+pub(crate) use webhook::{About, WebhookSettings};
 pub(crate) use workers::{Role, Workers};
 
 /// All settings of a gateway.
@@ -70,6 +74,8 @@ pub(crate) struct Config {
     pub(crate) privacy: Privacy,
     /// What is done though no client comes.
     pub(crate) workers: Workers,
+    /// Providers that tell by themselves what became of operations.
+    pub(crate) webhooks: Vec<WebhookSettings>,
 }
 
 /// Where records are kept.
@@ -149,6 +155,7 @@ impl Config {
             quota: quota::quota(&file.quota)?,
             workers: workers::workers(&args, &file.workers)?,
             privacy: privacy::resolve(&file.privacy, &routes, &store)?,
+            webhooks: webhook::resolve(&file.webhooks)?,
             upstream,
             listen,
             admin,
@@ -178,6 +185,17 @@ impl Config {
             "the store memory: forgets everything when the process ends, so that it only serves a \
              loopback address; use --store file:PATH, or listen on 127.0.0.1"
         );
+        let shows_keys =
+            |route: &&Arc<Route>| route.probe.as_ref().is_some_and(|probe| probe.url.uses("key"));
+        if let (Some(route), Some(_)) =
+            (self.routes.all().find(shows_keys), &self.privacy.lookup_key)
+        {
+            bail!(
+                "the probe of `{}` asks by {{key}}, but privacy.hash_keys hides keys from the store; \
+                 ask by {{operation}}, which upstream was told as Onceward-Operation",
+                route.name()
+            );
+        }
         ensure!(
             self.store != StoreUrl::Memory || self.workers.role == Role::All,
             "the store memory: is this process's own, so that it serves and works for itself; use \

@@ -39,8 +39,10 @@ mod dispatch; // requests that were accepted for later
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
 mod paced; // bodies that have to keep moving
+mod probe; // unknown outcomes, asked about
 mod pass; // requests that are not ours
 mod shadow; // what protection would have done
+mod webhook; // what providers tell
 mod upstream; // the client, and what its errors prove
 
 pub(crate) use age::MaxAge;
@@ -53,9 +55,11 @@ use headers::Trailers;
 pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
 pub(crate) use pass::Pace;
+pub(crate) use probe::Reconciling;
 pub(crate) use shadow::{Observation, Shadow};
 use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};
+pub(crate) use webhook::Webhooks;
 
 /// One gateway in front of one upstream.
 #[derive(Clone)]
@@ -75,6 +79,7 @@ pub(crate) struct Setup {
     pub(crate) routes: RouteTable,
     pub(crate) traffic: Traffic,
     pub(crate) cors: Cors,
+    pub(crate) webhooks: Webhooks,
 }
 
 type GatewayBody = Body<Paced>;
@@ -265,6 +270,9 @@ impl Answer for Gateway {
             return bare(StatusCode::METHOD_NOT_ALLOWED);
         }
         let setup = self.setup();
+        if setup.webhooks.takes(&parts) {
+            return setup.webhooks.answer(&parts, body, self.body_time_max).await;
+        }
         let route = setup.routes.find(&parts.method, parts.uri.path());
         let asks_for_state =
             parts.method == Method::GET && parts.uri.path().starts_with(STATUS_PATH);

@@ -24,7 +24,9 @@ use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
     config::Config,
-    gateway::{Deciding, Dispatcher, Gateway, Pace, Rewrite, Setup, Upstream},
+    gateway::{
+        Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream, Webhooks,
+    },
     listener::Listening,
     store::OpenStore,
     tls::Certificate,
@@ -70,6 +72,7 @@ pub(crate) struct Running {
     gateway: Gateway,
     /// None where the workers run elsewhere.
     dispatcher: Option<Dispatcher>,
+    reconciling: Option<Reconciling>,
     workers: Workers,
     /// None where clients are served elsewhere.
     gateway_listening: Option<Listening>,
@@ -89,7 +92,7 @@ impl Running {
         let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
         let traffic = Traffic::default();
-        let setup = set_up(config, Arc::clone(&engine), traffic.clone())?;
+        let setup = set_up(config, Arc::clone(&engine), &store.store, traffic.clone())?;
         let gateway = Gateway::new(setup, &config.limits);
         let certificate = config.tls.as_ref().map(Certificate::load).transpose()?;
         let (access, admin_token) = config.admin_settings.access();
@@ -109,6 +112,7 @@ impl Running {
             false => None,
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
+        let reconciling = reconcile(&store, &config)?;
         let workers = Workers::start(&engine, store.outbox(), &config.workers);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
@@ -127,6 +131,7 @@ impl Running {
             gateway,
             dispatcher,
             workers,
+            reconciling,
             gateway_listening,
             admin,
             admin_listening,
@@ -165,7 +170,8 @@ impl Running {
              again; it needs a restart with --accept-identity-change"
         );
         let engine = Arc::new(engine);
-        let setup = set_up(&config, Arc::clone(&engine), self.traffic.clone())?;
+        let traffic = self.traffic.clone();
+        let setup = set_up(&config, Arc::clone(&engine), &self.store.store, traffic)?;
         if let Some(certificate) = &self.certificate {
             certificate.reload()?;
         }
@@ -173,7 +179,9 @@ impl Running {
             self.store.set_ring(config.privacy.ring.as_ref());
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
+        let reconciling = reconcile(&self.store, &config)?;
         self.gateway.set_up(setup);
+        self.reconciling = reconciling;
         if config.workers.role.works() {
             self.dispatcher = Some(Dispatcher::start(&self.gateway));
         }
@@ -206,12 +214,13 @@ impl Running {
             gateway,
             dispatcher,
             workers,
+            reconciling,
             gateway_listening,
             admin,
             admin_listening,
             ..
         } = self;
-        drop(dispatcher);
+        drop((dispatcher, reconciling));
         let stop_serving = async {
             if let Some(listening) = gateway_listening {
                 listening.stop(DRAIN_TIME_MAX).await;
@@ -223,6 +232,12 @@ impl Running {
         drop((engine, gateway, admin));
         store.close().await;
     }
+}
+
+/// Where the workers run, unknown outcomes are asked about.
+fn reconcile(store: &OpenStore, config: &Config) -> Result<Option<Reconciling>> {
+    let works = config.workers.role.works();
+    works.then(|| Reconciling::start(&store.store, &config.routes)).transpose()
 }
 
 /// Finds out whether a store that was down is back, also while no requests come.
@@ -248,7 +263,12 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// What the gateway works with under a configuration.
-fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setup> {
+fn set_up(
+    config: &Config,
+    engine: Arc<Engine>,
+    store: &Arc<dyn Store>,
+    traffic: Traffic,
+) -> Result<Setup> {
     let to_upstream = &config.to_upstream;
     let upstream = Upstream::new(config.upstream.clone(), to_upstream, config.max_execution)?;
     Ok(Setup {
@@ -267,6 +287,11 @@ fn set_up(config: &Config, engine: Arc<Engine>, traffic: Traffic) -> Result<Setu
         routes: config.routes.clone(),
         traffic,
         cors: config.cors.clone(),
+        webhooks: Webhooks::new(
+            Arc::clone(store),
+            config.privacy.lookup_key.clone(),
+            config.webhooks.clone(),
+        ),
     })
 }
 

@@ -99,6 +99,8 @@ struct Shared {
     trap: Mutex<Option<Trap>>,
     /// How often a trap has sprung.
     sprung: AtomicU64,
+    /// How many connections lead to the target.
+    open: AtomicU64,
     /// Changes when all connections are to be cut.
     cuts: watch::Sender<()>,
     fates: Box<dyn Fn(u64) -> Fate + Send + Sync>,
@@ -165,6 +167,7 @@ impl CutProxy {
             delay: Mutex::default(),
             trap: Mutex::default(),
             sprung: AtomicU64::new(0),
+            open: AtomicU64::new(0),
             cuts: watch::Sender::new(()),
             fates,
             on_fault,
@@ -231,6 +234,12 @@ impl CutProxy {
     /// How often [`CutProxy::cut_before`] and [`CutProxy::cut_after`] have cut a connection.
     pub fn sprung(&self) -> u64 {
         self.shared.sprung.load(SeqCst)
+    }
+
+    /// How many connections it holds to the target. What came over one that is gone may still be at
+    /// work there.
+    pub fn open(&self) -> u64 {
+        self.shared.open.load(SeqCst)
     }
 }
 

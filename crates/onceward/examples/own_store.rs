@@ -155,6 +155,17 @@ impl Store for OneLockStore {
         })
     }
 
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+        self.locked(move |inside| {
+            let now = self.clock.now();
+            let due = inside.records.values().filter(|it| machine::is_due_for_probe(it, now));
+            let mut due: Vec<Record> = due.cloned().collect();
+            due.sort_by_key(|record| record.reconcile_after);
+            due.truncate(limit as usize);
+            due
+        })
+    }
+
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         self.step(resolve.id.clone(), move |found| {
             machine::resolve(found, resolve, self.clock.now())

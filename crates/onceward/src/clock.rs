@@ -17,6 +17,9 @@ use tokio::time::Instant;
 pub struct Timestamp(i64);
 
 impl Timestamp {
+    /// Later than every time: for what is not going to happen.
+    pub const NEVER: Timestamp = Timestamp(i64::MAX);
+
     /// A timestamp from microseconds since 1970.
     pub const fn from_micros(micros: i64) -> Self {
         Timestamp(micros)

@@ -57,6 +57,8 @@ pub use store::{SqliteOptions, SqliteStore};
 pub use tower::{Idempotency, Resumer};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub use transaction::{TransactionError, Transactional, TransactionalDatabase};
+#[cfg(feature = "worker")]
+pub use worker::{Finding, Probe, Reconciler, Unknown};
 
 /// The example of the README compiles.
 #[cfg(all(doctest, feature = "sqlite"))]

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use crate::{
     clock::Timestamp,
-    record::{AuditEvent, AuditRecord, Effects, Fence, Lease, Progress, Record, State},
+    record::{AuditEvent, AuditRecord, Effects, Fence, Inquiry, Lease, Progress, Record, State},
     reply::Reply,
     store::{Ask, Found, Mode, Reservation, Swept, Write, Written},
 };
@@ -30,6 +30,7 @@ use crate::{
 mod advance;
 mod decide;
 mod queue;
+mod reconcile;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,8 @@ pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_requ
 pub use decide::{Decision, Refusal, decide};
 use queue::pending_again;
 pub use queue::{backoff, claim, is_resumable, line_of};
+use reconcile::disagrees;
+pub use reconcile::{is_due_for_probe, probe_pause};
 pub use resolve::resolve;
 
 /// Why an attempt was given up that may still be at work.
@@ -194,6 +197,7 @@ fn begin(
         reply: None,
         last_error: None,
         reconcile_after: None,
+        inquiry: Inquiry::default(),
         void: false,
         progress: Progress::default(),
         queued_until: (ask.mode == Mode::Accept).then(|| now.plus(ask.queued_for)),
@@ -286,12 +290,17 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
         return Step::keep(Written::AlreadyMine(stored.reply.clone()));
     }
     let audit = match write {
-        Write::Complete(reply) => Some(AuditRecord {
-            attempt: lease.attempt,
-            fence: lease.fence,
-            generation: lease.generation,
-            ..audit(stored, AuditEvent::SupersededResult, "", Some(reply), now)
-        }),
+        Write::Complete(reply) => {
+            let disagrees =
+                lease.generation == stored.generation && disagrees(stored, lease.attempt, &reply);
+            let event = if disagrees { AuditEvent::Incident } else { AuditEvent::SupersededResult };
+            Some(AuditRecord {
+                attempt: lease.attempt,
+                fence: lease.fence,
+                generation: lease.generation,
+                ..audit(stored, event, "", Some(reply), now)
+            })
+        }
         _ => None,
     };
     Step {
@@ -322,7 +331,7 @@ fn complete(record: &mut Record, reply: Reply, now: Timestamp) {
     record.state = State::Completed;
     record.reply = Some(reply);
     record.last_error = None;
-    record.reconcile_after = None;
+    known(record);
     rest(record, now);
 }
 
@@ -357,7 +366,7 @@ fn not_acted(record: &mut Record, why: Box<str>, now: Timestamp) {
 fn retryable(record: &mut Record, why: Box<str>, now: Timestamp) {
     record.state = State::FailedRetryable;
     record.last_error = Some(why);
-    record.reconcile_after = None;
+    known(record);
     rest(record, now);
 }
 
@@ -365,6 +374,12 @@ fn unknown(record: &mut Record, why: Box<str>, now: Timestamp) {
     record.state = State::Unknown;
     record.last_error = Some(why);
     record.reconcile_after = Some(now);
+}
+
+/// There is nothing to ask for any more.
+fn known(record: &mut Record) {
+    record.reconcile_after = None;
+    record.inquiry = Inquiry::default();
 }
 
 /// Retention runs from the moment the record comes to rest.

@@ -45,6 +45,7 @@ const EMAIL_AS_KEY: &str = "onceward_key_email_total";
 const FENCED_WRITE: &str = "onceward_fenced_write_total";
 const EXPIRED_RUN_AGAIN: &str = "onceward_expired_run_again_total";
 const RATE_LIMITED: &str = "onceward_rate_limited_total";
+const INCIDENT: &str = "onceward_incident_total";
 const GIVEN_UP: &str = "onceward_queued_given_up_total";
 const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
@@ -60,6 +61,7 @@ pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
     describe_counter!(FENCED_WRITE, Unit::Count, "writes of attempts that had lost their right");
     describe_counter!(EXPIRED_RUN_AGAIN, Unit::Count, "expired keys that ran as a new generation");
     describe_counter!(RATE_LIMITED, Unit::Count, "requests over a limit of their scope");
+    describe_counter!(INCIDENT, Unit::Count, "results that contradict the one that is stored");
     describe_counter!(GIVEN_UP, Unit::Count, "accepted requests that were not executed in time");
     describe_gauge!(BREAKER_OPEN, Unit::Count, "1 while requests are refused: the store is down");
     describe_counter!(BREAKER_OPENED, Unit::Count, "times the store was found to be down");
@@ -71,6 +73,7 @@ pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
             FENCED_WRITE,
             EXPIRED_RUN_AGAIN,
             GIVEN_UP,
+            INCIDENT,
         ]) {
             counter!(name, "route" => route.to_owned()).increment(0);
         }
@@ -105,6 +108,11 @@ pub(crate) fn fenced_write(route: &str) {
 
 pub(crate) fn expired_run_again(route: &str) {
     counter!(EXPIRED_RUN_AGAIN, "route" => route.to_owned()).increment(1);
+}
+
+/// Two results for one generation do not agree.
+pub fn incident(route: &str) {
+    counter!(INCIDENT, "route" => route.to_owned()).increment(1);
 }
 
 pub(crate) fn given_up(route: &str) {

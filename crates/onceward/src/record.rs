@@ -227,8 +227,11 @@ pub struct Record {
     pub reply: Option<Reply>,
     /// Why the last attempt did not complete, as a stable code.
     pub last_error: Option<Box<str>>,
-    /// When the reconciler should look at it, in `unknown` only.
+    /// When the reconciler should look at it, in `unknown` only. [`Timestamp::NEVER`] when it has
+    /// given up: a dead letter.
     pub reconcile_after: Option<Timestamp>,
+    /// What the reconciler has done about it, in `unknown` only.
+    pub inquiry: Inquiry,
     /// Nothing stands behind this tombstone: an operator withdrew the reply, or the generation never
     /// acted. The next use runs as a new generation whatever the policy.
     pub void: bool,
@@ -250,10 +253,26 @@ impl Record {
         self.state == State::InProgress && now < self.lease_until
     }
 
+    /// Whether the reconciler has given up on it, so that a person must see it.
+    pub fn is_dead_letter(&self) -> bool {
+        self.state == State::Unknown && self.reconcile_after == Some(Timestamp::NEVER)
+    }
+
     /// Whether a client was promised that it would be executed later.
     pub fn is_queued(&self) -> bool {
         self.queued_until.is_some()
     }
+}
+
+/// What was done to learn an unknown outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inquiry {
+    /// How many probes were begun.
+    pub probes: u32,
+    /// When the last one was begun.
+    pub asked_at: Option<Timestamp>,
+    /// When the first probe was begun that found nothing executed and that counts.
+    pub absent_at: Option<Timestamp>,
 }
 
 /// How far a phased operation has come.
@@ -349,6 +368,16 @@ pub struct AuditRecord {
     pub reply: Option<Reply>,
 }
 
+impl AuditRecord {
+    /// Whether both tell of the same thing: a call that was repeated after a lost answer.
+    pub(crate) fn repeats(&self, known: &AuditRecord) -> bool {
+        known.event == self.event
+            && known.attempt == self.attempt
+            && known.fence == self.fence
+            && (!self.event.may_recur() || known.at == self.at)
+    }
+}
+
 /// Kinds of audit records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AuditEvent {
@@ -368,11 +397,17 @@ pub enum AuditEvent {
     Erased,
     /// Work that was accepted for later was given up before it acted.
     GivenUp,
+    /// The reconciler gave up on an unknown outcome: a person must see it.
+    DeadLettered,
+    /// An unknown outcome was handed to the reconciler again.
+    Redriven,
+    /// Two results for one generation that do not agree. The stored one stands, the other is here.
+    Incident,
 }
 
 impl AuditEvent {
     /// All events.
-    pub const ALL: [AuditEvent; 8] = [
+    pub const ALL: [AuditEvent; 11] = [
         AuditEvent::LeaseExpired,
         AuditEvent::LateCompletion,
         AuditEvent::SupersededResult,
@@ -381,6 +416,9 @@ impl AuditEvent {
         AuditEvent::Voided,
         AuditEvent::Erased,
         AuditEvent::GivenUp,
+        AuditEvent::DeadLettered,
+        AuditEvent::Redriven,
+        AuditEvent::Incident,
     ];
 
     /// The name under which the event is stored and shown.
@@ -394,7 +432,16 @@ impl AuditEvent {
             AuditEvent::Voided => "voided",
             AuditEvent::Erased => "erased",
             AuditEvent::GivenUp => "given_up",
+            AuditEvent::DeadLettered => "dead_lettered",
+            AuditEvent::Redriven => "redriven",
+            AuditEvent::Incident => "incident",
         }
+    }
+
+    /// Whether it can happen again to one attempt. What cannot is remembered once, however often it
+    /// is told.
+    pub const fn may_recur(self) -> bool {
+        matches!(self, AuditEvent::DeadLettered | AuditEvent::Redriven)
     }
 
     /// The event of that name.

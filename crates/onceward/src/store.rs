@@ -98,6 +98,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// work on may be left out.
     fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
 
+    /// At most `limit` records whose outcome is unknown and that are due to be asked about. Whoever has
+    /// waited longest comes first. Who wants to ask takes one by [`Resolution::Ask`].
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>>;
+
     /// Decides from outside what nobody inside can know: the reconciler and operators.
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved>;
 
@@ -427,6 +431,24 @@ pub enum Resolution {
     Release(Proof),
     /// `completed` becomes `expired`: the next use runs as a new generation.
     Void,
+    /// `unknown` stays so, and whoever says this asks what became of it: it is due again after a
+    /// pause that doubles. Refused if it is not due, or if another number of probes was begun than
+    /// this: then somebody else asks.
+    Ask {
+        /// How many probes had been begun.
+        probes: u32,
+    },
+    /// The probe of this number found nothing executed. The second one that counts makes the record
+    /// `failed_retryable`, as [`Proof::TwoProbes`] would; before that it is noted, the answer is
+    /// [`Resolved::TooEarly`], and the record is due again at that time.
+    Absent {
+        /// Which probe: [`Inquiry::probes`](crate::record::Inquiry::probes) when it was begun.
+        probe: u32,
+    },
+    /// `unknown` becomes a dead letter: nobody asks any more, and a person must see it.
+    DeadLetter,
+    /// `unknown` is due at once, as if it had just become so, be it a dead letter or not.
+    Redrive,
 }
 
 /// How it is known that an unknown attempt did not act.

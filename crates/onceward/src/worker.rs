@@ -2,10 +2,12 @@
 //! number of processes may run them on one store.
 
 mod reaper;
+mod reconciler;
 mod runner;
 mod surveyor;
 mod sweeper;
 
 pub use reaper::{Reap, Reaper};
+pub use reconciler::{Finding, Probe, ProbeFuture, Reconciled, Reconciler, Unknown};
 pub use surveyor::Surveyor;
 pub use sweeper::{Sweep, Sweeper};

@@ -8,7 +8,9 @@ use onceward::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     machine::{self, Change, Decision},
-    record::{AttemptId, Effects, Fence, Lease, Progress, Record, RecordId, State as RecordState},
+    record::{
+        AttemptId, Effects, Fence, Inquiry, Lease, Progress, Record, RecordId, State as RecordState,
+    },
     reply::{Reply, ReplyBody},
     store::{
         Ask, Claim, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, Write, Written,
@@ -378,6 +380,7 @@ fn unpack(record: &Stored, id: &RecordId, world: &World) -> Record {
         }),
         last_error: None,
         reconcile_after: record.has_ticket.then(now),
+        inquiry: Inquiry::default(),
         void: record.void,
         progress: Progress::default(),
         queued_until: record.queued.then(|| at(NEVER)),

@@ -191,6 +191,10 @@ impl Store for NodeStore {
         Box::pin(async { Ok(Vec::new()) })
     }
 
+    fn due_unknown(&self, _: u32) -> StoreFuture<'_, Vec<Record>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         Box::pin(self.call("resolve", move |world| bugs::resolve(world, resolve.clone())))
     }

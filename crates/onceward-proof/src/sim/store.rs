@@ -185,6 +185,10 @@ impl World {
             Resolution::Release(Proof::Authoritative) => ("release", Some("authoritative")),
             Resolution::Release(Proof::TwoProbes { .. }) => ("release", Some("two_probes")),
             Resolution::Void => ("void", None),
+            Resolution::Ask { .. } => ("ask", None),
+            Resolution::Absent { .. } => ("release", Some("two_probes")),
+            Resolution::DeadLetter => ("dead_letter", None),
+            Resolution::Redrive => ("redrive", None),
         };
         let cause = Cause::Resolve {
             resolution: resolution.into(),

@@ -30,8 +30,8 @@ pub(crate) use problem::Problem;
 use query::{FILTER, Filter, Parameters};
 use types::{
     Applied, ApplyRequest, AuditPageView, Changed, ErasureRequest, ErasureView, KeyDetail, KeyPage,
-    PlanRequest, PlanView, ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView,
-    VoidRequest,
+    PlanRequest, PlanView, RedriveRequest, ReleaseRequest, ResolveRequest, ShadowView, StatsView,
+    TrafficView, VoidRequest,
 };
 
 /// The body of an answer: whole, or a stream.
@@ -79,6 +79,7 @@ enum Operation {
     ResolveKey,
     ReleaseKey,
     VoidKey,
+    RedriveKey,
     MakePlan,
     ApplyPlan,
     Export,
@@ -92,8 +93,9 @@ enum Operation {
 
 const JSON: &str = "application/json";
 
-const LIST: [&str; 15] = {
-    let mut names = ["sort", "order", "after", "limit", "", "", "", "", "", "", "", "", "", "", ""];
+const LIST: [&str; 16] = {
+    let mut names =
+        ["sort", "order", "after", "limit", "", "", "", "", "", "", "", "", "", "", "", ""];
     let mut index = 0;
     while index < FILTER.len() {
         names[index + 4] = FILTER[index];
@@ -124,7 +126,7 @@ const fn post(
     Endpoint { method, path, operation, summary, parameters: &[], request, answer: (JSON, answer) }
 }
 
-static ENDPOINTS: [Endpoint; 14] = [
+static ENDPOINTS: [Endpoint; 15] = [
     get("/keys", Operation::ListKeys, "Lists records", &LIST, (JSON, "KeyPage")),
     get("/keys/{}", Operation::ShowKey, "Shows a record and its past", &[], (JSON, "KeyDetail")),
     post(
@@ -146,6 +148,13 @@ static ENDPOINTS: [Endpoint; 14] = [
         Operation::VoidKey,
         "Withdraws the reply of a completed record",
         "VoidRequest",
+        "Changed",
+    ),
+    post(
+        "/keys/{}/redrive",
+        Operation::RedriveKey,
+        "Has an unknown record asked about at once, be it a dead letter or not",
+        "RedriveRequest",
         "Changed",
     ),
     post(
@@ -305,6 +314,11 @@ impl Api {
             Operation::VoidKey => {
                 let asked: VoidRequest = read(parts, body).await?;
                 detached(async move { resolve::void(&*api.0.store, &id, asked, &who).await }).await
+            }
+            Operation::RedriveKey => {
+                let asked: RedriveRequest = read(parts, body).await?;
+                detached(async move { resolve::redrive(&*api.0.store, &id, asked, &who).await })
+                    .await
             }
             Operation::MakePlan => {
                 let mut asked: PlanRequest = read(parts, body).await?;

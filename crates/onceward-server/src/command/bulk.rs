@@ -12,7 +12,7 @@ use super::{
     print, print_json,
     table::{plain, table},
 };
-use crate::admin::api::types::{Applied, Evidence, PlanView, Skipped};
+use crate::admin::api::types::{Action, Applied, Evidence, PlanView, Skipped};
 
 /// How many ids of a plan are shown to people.
 const SHOWN_MAX: usize = 5;
@@ -40,6 +40,10 @@ pub(super) async fn release(
 
 pub(super) async fn void(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
     run(client, bulk, "void", because, None).await
+}
+
+pub(super) async fn redrive(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
+    run(client, bulk, "redrive", because, None).await
 }
 
 async fn run(
@@ -95,8 +99,9 @@ fn show(plan: &PlanView) {
         print("More records match than one plan may hold: make another one afterwards.\n");
     }
     let (name, hash) = (&plan.plan, &plan.hash);
+    let group = if plan.action == Action::Redrive { "dlq" } else { "keys" };
     print(&format!(
-        "\nUntil {}:\n  onceward keys {action} --apply {name}:{hash}\n",
+        "\nUntil {}:\n  onceward {group} {action} --apply {name}:{hash}\n",
         plan.expires_at
     ));
 }

@@ -1,4 +1,4 @@
-//! `keys`, `unknown`, `audit`, `stats`.
+//! `keys`, `unknown`, `dlq`, `audit`, `stats`.
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::admin::api::types::{
     AuditPageView, Changed, Evidence, KeyDetail, KeyPage, KeyRecord, NewReply, Outcome, Probes,
-    ReleaseRequest, ResolveRequest, StatsView, VoidRequest,
+    RedriveRequest, ReleaseRequest, ResolveRequest, StatsView, VoidRequest,
 };
 
 #[derive(Debug, Subcommand)]
@@ -69,6 +69,29 @@ pub(crate) enum Keys {
 pub(crate) enum Unknown {
     /// Lists records whose outcome is unknown, the oldest first.
     List(ListArgs),
+    /// Has the running server ask about unknown records at once.
+    Reconcile(RedriveArgs),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Dlq {
+    /// Lists unknown records on which the reconciler has given up, the oldest first.
+    List(ListArgs),
+    /// Hands dead letters back to the reconciler, which asks about them at once.
+    Redrive(RedriveArgs),
+}
+
+/// What is asked about anew.
+#[derive(Debug, Args)]
+pub(crate) struct RedriveArgs {
+    #[command(flatten)]
+    looked_at: LookedAt,
+    #[command(flatten)]
+    because: Because,
+    #[command(flatten)]
+    bulk: Bulk,
+    #[command(flatten)]
+    server: Server,
 }
 
 /// One record.
@@ -135,7 +158,7 @@ impl Target {
 #[derive(Debug, Args)]
 pub(crate) struct FilterArgs {
     /// A condition: scope, key, key_prefix, state, route, effects, created_from, created_before,
-    /// finished_from, finished_before or older_than. Several hold at once.
+    /// finished_from, finished_before, older_than or dead (=true). Several hold at once.
     #[arg(long, value_name = "NAME=VALUE", value_parser = condition)]
     pub(super) filter: Vec<(String, String)>,
 }
@@ -291,10 +314,36 @@ pub(super) async fn run(command: Keys) -> Result<ExitCode> {
 }
 
 pub(super) async fn unknown(command: Unknown) -> Result<ExitCode> {
-    let Unknown::List(mut args) = command;
-    args.filter.filter.push(("state".to_owned(), "unknown".to_owned()));
+    match command {
+        Unknown::List(args) => oldest_first(args, ("state", "unknown")).await,
+        Unknown::Reconcile(args) => redrive(args).await,
+    }
+}
+
+pub(super) async fn dlq(command: Dlq) -> Result<ExitCode> {
+    match command {
+        Dlq::List(args) => oldest_first(args, ("dead", "true")).await,
+        Dlq::Redrive(args) => redrive(args).await,
+    }
+}
+
+async fn oldest_first(mut args: ListArgs, (name, value): (&str, &str)) -> Result<ExitCode> {
+    args.filter.filter.push((name.to_owned(), value.to_owned()));
     args.order.get_or_insert_with(|| "ascending".to_owned());
     list(args).await?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn redrive(args: RedriveArgs) -> Result<ExitCode> {
+    let RedriveArgs { looked_at, because, bulk, server } = args;
+    let client = Client::new(&server)?;
+    if !looked_at.is_one()? {
+        return bulk::redrive(&client, bulk, because).await;
+    }
+    let reason = because.reason.context("--reason")?;
+    let (generation, fence) = looked_at.load(&client).await?;
+    let document = RedriveRequest { reason, generation, fence };
+    change(&client, &looked_at.target, "redrive", &document).await?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{privacy, quota, secret::Text, suggest, transport, workers};
+use super::{privacy, probe, quota, secret::Text, suggest, transport, webhook, workers};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -61,6 +61,9 @@ pub(crate) struct File {
     /// What is done though no client comes, and how often.
     #[serde(default)]
     pub(crate) workers: workers::WorkersFile,
+    /// Providers that tell by themselves what became of operations.
+    #[serde(default, rename = "webhook")]
+    pub(crate) webhooks: Vec<webhook::WebhookFile>,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -242,6 +245,9 @@ settings! {
     max_request_age_header: Text,
     /// Whether connections may change their protocol (WebSocket). No by default.
     upgrade: bool,
+    /// How unknown outcomes are asked about: see `docs/guide/reconciling.md`. They wait for a person
+    /// without it.
+    probe: probe::ProbeFile,
 }
 
 /// Reads a file. Errors name the file, the line and what to do.

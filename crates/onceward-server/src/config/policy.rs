@@ -14,6 +14,7 @@ use super::{
     StoreUrl, duration,
     file::Settings,
     one_of,
+    probe::{self, ProbeSettings},
     route::{Chosen, KeyUse, Route, in_lower_case},
     secret::Text,
 };
@@ -89,7 +90,14 @@ impl Reader<'_> {
             chosen,
             max_age,
             upgrade: self.settings.upgrade.unwrap_or(false),
+            probe: self.probe()?,
         })
+    }
+
+    fn probe(&self) -> Result<Option<Arc<ProbeSettings>>> {
+        let Some(file) = &self.settings.probe else { return Ok(None) };
+        let probe = probe::resolve(file).with_context(|| self.at("probe"))?;
+        Ok(Some(Arc::new(probe)))
     }
 
     fn policy(&self, profile: Profile, recipe: Recipe) -> Result<Policy> {

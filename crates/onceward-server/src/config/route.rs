@@ -12,6 +12,7 @@ use onceward::{
 use super::{
     StoreUrl, file, one_of,
     policy::{Reader, Section},
+    probe::ProbeSettings,
     secret::Text,
 };
 use crate::gateway::MaxAge;
@@ -34,6 +35,8 @@ pub(crate) struct Route {
     pub(crate) max_age: Option<MaxAge>,
     /// Whether connections may change their protocol.
     pub(crate) upgrade: bool,
+    /// How unknown outcomes are asked about.
+    pub(crate) probe: Option<Arc<ProbeSettings>>,
 }
 
 /// What goes into fingerprints beside what always does, to be shown.

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::table::columns;
 use crate::config::{
-    AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, Route, StoreUrl, UpstreamSettings,
-    Workers,
+    About, AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, ProbeSettings, ReplyStatus,
+    Route, StoreUrl, UpstreamSettings, WebhookSettings, Workers,
 };
 
 /// Settings by their name in the file, in its order.
@@ -186,7 +186,45 @@ pub(super) fn settings(route: &Route) -> Settings {
         ("max_request_age", json!(max_age.map(|age| duration(age.at_most)))),
         ("max_request_age_header", json!(age_header)),
         ("upgrade", json!(route.upgrade)),
+        ("probe", route.probe.as_deref().map_or(Value::Null, probe)),
     ]
+}
+
+fn webhook(webhook: &WebhookSettings) -> Value {
+    let (operation, scope, key) = match &webhook.about {
+        About::Operation(operation) => (Some(operation), None, None),
+        About::Key { scope, key } => (None, Some(scope), Some(key)),
+    };
+    let reply_status = match &webhook.reply_status {
+        ReplyStatus::Is(status) => json!(status),
+        ReplyStatus::At(pointer) => json!(pointer.as_str()),
+    };
+    json!({
+        "name": webhook.name,
+        "secret": MASKED,
+        "tolerance": duration(webhook.tolerance),
+        "operation": operation,
+        "scope": scope,
+        "key": key,
+        "outcome": webhook.outcome,
+        "completed": webhook.completed,
+        "not_executed": webhook.not_executed,
+        "reply_status": reply_status,
+        "reply_body": webhook.reply_body,
+    })
+}
+
+/// Without the values of headers, which may be secrets.
+fn probe(probe: &ProbeSettings) -> Value {
+    let headers: Map<String, Value> =
+        probe.headers.iter().map(|(name, _)| (name.to_string(), json!(MASKED))).collect();
+    json!({
+        "url": probe.url.as_str(),
+        "method": probe.method.as_str(),
+        "headers": headers,
+        "timeout": duration(probe.timeout),
+        "allow_private": probe.allow_private,
+    })
 }
 
 fn execution(route: &Route) -> &'static str {
@@ -214,6 +252,8 @@ pub(super) fn json(config: &Config) -> Value {
         object(settings)
     });
     shown.insert("route".to_owned(), routes.collect());
+    let webhooks = config.webhooks.iter().map(webhook);
+    shown.insert("webhook".to_owned(), webhooks.collect());
     Value::Object(shown)
 }
 

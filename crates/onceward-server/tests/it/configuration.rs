@@ -89,7 +89,9 @@ fn what_is_shown_is_what_holds() {
     let toml = "[scope]\nfrom = \"jwt:sub\"\njwt_secret = \"${env:JWT_SECRET}\"\n[store]\n\
                 url = \"${env:DATABASE_URL}\"\n[defaults]\nlease = \"10s\"\n\
                 fingerprint_key = \"canary-0123456789\"\n[[route]]\nmatch = \"POST /a\"\n\
-                retention = \"72h\"\n";
+                retention = \"72h\"\n[[webhook]]\nname = \"bank\"\n\
+                secret = \"canary-0123456789\"\noperation = \"/operation\"\n\
+                outcome = \"/status\"\ncompleted = [\"done\"]\n";
     let shown = with_file(toml, |file| json(&["config", "show", file, "-o", "json"]));
     assert_eq!(shown["store"]["url"], "postgres://u:***@db/shop");
     assert_eq!(
@@ -110,7 +112,10 @@ fn what_is_shown_is_what_holds() {
     assert!(table.contains("route \"POST /a\"\n  retention  72h\n"), "{table}");
     // Every key that can be written is shown, under its name.
     for (section, keys) in keys_of_the_schema() {
-        let shown = if section == "route" { &shown["route"][0] } else { &shown[&section] };
+        let shown = match &*section {
+            "route" | "webhook" => &shown[&section][0],
+            _ => &shown[&section],
+        };
         let shown: BTreeSet<String> = shown.as_object().expect(&section).keys().cloned().collect();
         assert_eq!(shown, keys, "{section}");
     }

@@ -24,6 +24,7 @@ mod raw; // bytes that mean two things
 mod readme; // its commands
 mod reloading; // SIGHUP
 mod refusing; // what does not start
+mod reconciling; // unknown outcomes, asked about
 mod routes; // rules that differ from route to route
 mod shadow; // what would have been done
 mod stopping; // SIGTERM

@@ -32,7 +32,10 @@ pub(super) async fn connection(shared: Arc<Shared>, number: u64, mut near: TcpSt
     let mut cuts = shared.cuts.subscribe();
     let target = *shared.target.read().unwrap_or_else(PoisonError::into_inner);
     let Some(target) = target else { return };
+    // Counted before the target can know of it, and no more before either side can see its end.
+    let counted = Counted::new(&shared);
     let Ok(mut far) = TcpStream::connect(target).await else { return };
+    let _counted = counted;
     let (Ok(()), Ok(())) = (near.set_nodelay(true), far.set_nodelay(true)) else { return };
     let honest = shared.honest.load(SeqCst);
     let fate = if honest { Fate::Honest } else { (shared.fates)(number) };
@@ -70,6 +73,22 @@ pub(super) async fn connection(shared: Arc<Shared>, number: u64, mut near: TcpSt
             drop(sender);
             let _ = timeout(NOWHERE, swallow(receiver)).await;
         }
+    }
+}
+
+/// One of [`Shared::open`].
+struct Counted<'a>(&'a Shared);
+
+impl<'a> Counted<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        shared.open.fetch_add(1, SeqCst);
+        Counted(shared)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, SeqCst);
     }
 }
 

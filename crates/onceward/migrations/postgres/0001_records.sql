@@ -46,6 +46,11 @@ CREATE TABLE onceward.records (
     reply_status           smallint,
     -- Until when accepted work may wait to be begun.
     queued_until           bigint,
+    -- What was done to learn an unknown outcome: probes begun, the last one, the first that found
+    -- nothing.
+    probes                 integer  NOT NULL DEFAULT 0,
+    asked_at               bigint,
+    absent_at              bigint,
     -- When pending work may be begun. Null in all other states, so that completing does not change it.
     due_at                 bigint   GENERATED ALWAYS AS
                                     (CASE WHEN state = 'pending' THEN lease_until END) STORED,
@@ -112,9 +117,12 @@ CREATE TABLE onceward.audit_records (
     reply_status   smallint,
     reply_headers  bytea,
     reply_schema   text,
-    reply_body     bytea,
-    UNIQUE (scope, key, generation, event, attempt, fence)
+    reply_body     bytea
 );
+-- The same thing told twice is one audit record, unless it can happen again to one attempt.
+CREATE UNIQUE INDEX audit_records_once ON onceward.audit_records (
+    scope, key, generation, event, attempt, fence,
+    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at ELSE 0 END));
 
 -- A record as the functions give it to the store.
 CREATE TYPE onceward.found AS (
@@ -153,5 +161,8 @@ CREATE TYPE onceward.found AS (
     reply_headers          bytea,
     reply_schema           text,
     reply_body             bytea,
-    queued_until           bigint
+    queued_until           bigint,
+    probes                 integer,
+    asked_at               bigint,
+    absent_at              bigint
 );

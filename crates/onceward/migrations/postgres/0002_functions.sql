@@ -104,7 +104,8 @@ BEGIN
             SELECT array_agg(ROW(NULL, 'taken', t, fresh.record_id, fresh.scope, fresh.key, NULL,
                                  NULL, NULL, NULL, fresh.attempt, NULL, NULL, NULL, NULL, NULL, NULL,
                                  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::onceward.found),
+                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+                                 NULL)::onceward.found),
                    count(*)
             INTO taken, answered FROM fresh;
             IF answered = cardinality(scopes) THEN
@@ -133,7 +134,7 @@ BEGIN
                    p.schema_version,
                    CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL
                         ELSE p.body END,
-                   r.queued_until
+                   r.queued_until, r.probes, r.asked_at, r.absent_at
             FROM unnest(scopes, keys, fingerprints, reserve.attempts, classes) WITH ORDINALITY
                  AS a (scope, key, fingerprint, attempt, class, position)
             CROSS JOIN LATERAL (SELECT * FROM onceward.records r
@@ -299,7 +300,7 @@ BEGIN
            r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention, r.tombstone,
            r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
            r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body,
-           r.queued_until
+           r.queued_until, r.probes, r.asked_at, r.absent_at
     FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
     LEFT JOIN LATERAL (SELECT * FROM onceward.records r
                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
@@ -356,10 +357,12 @@ BEGIN
     END IF;
     IF old.record_id IS NOT NULL
        AND (old.generation, old.state, old.attempt, old.fence, old.lease_until, old.expires_at,
-            old.void, old.recovery_point, old.open_effect, old.open_effect_idempotent)
+            old.void, old.recovery_point, old.open_effect, old.open_effect_idempotent,
+            old.reconcile_after, old.probes)
            IS DISTINCT FROM
            (e.generation, e.state, e.attempt, e.fence, e.lease_until, e.expires_at, e.void,
-            e.recovery_point, e.open_effect, e.open_effect_idempotent) THEN
+            e.recovery_point, e.open_effect, e.open_effect_idempotent, e.reconcile_after,
+            e.probes) THEN
         RETURN false;
     END IF;
     IF change.record IS NULL THEN
@@ -369,14 +372,16 @@ BEGIN
             scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
             route, method, path, created_at, started_at, lease_until, max_execution, finished_at,
             expires_at, retention, tombstone, last_error, reconcile_after, void, recovery_point,
-            open_effect, open_effect_idempotent, reply_status, queued_until, check_at, reap_at)
+            open_effect, open_effect_idempotent, reply_status, queued_until, probes, asked_at,
+            absent_at, check_at, reap_at)
         VALUES (
             record_scope, record_key, new.recipe, new.fingerprint, new.generation, new.state,
             new.attempt, new.fence, new.attempts, new.effects, new.route, new.method, new.path,
             new.created_at, new.started_at, new.lease_until, new.max_execution, new.finished_at,
             new.expires_at, new.retention, new.tombstone, new.last_error, new.reconcile_after,
             new.void, new.recovery_point, new.open_effect, new.open_effect_idempotent,
-            new.reply_status, new.queued_until, new.lease_until, new.expires_at)
+            new.reply_status, new.queued_until, new.probes, new.asked_at, new.absent_at,
+            new.lease_until, new.expires_at)
         ON CONFLICT (scope, key) DO NOTHING
         RETURNING record_id INTO new.record_id;
         IF new.record_id IS NULL THEN
@@ -395,7 +400,8 @@ BEGIN
             reconcile_after = new.reconcile_after, void = new.void,
             recovery_point = new.recovery_point, open_effect = new.open_effect,
             open_effect_idempotent = new.open_effect_idempotent, reply_status = new.reply_status,
-            queued_until = new.queued_until,
+            queued_until = new.queued_until, probes = new.probes, asked_at = new.asked_at,
+            absent_at = new.absent_at,
             check_at = new.lease_until,
             reap_at = CASE new.state WHEN 'expired' THEN onceward.plus(new.expires_at, new.tombstone)
                                      ELSE new.expires_at END
@@ -612,6 +618,25 @@ BEGIN
            WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
            ORDER BY r.due_at LIMIT most)) d
     ORDER BY 2 LIMIT most;
+END
+$$;
+
+-- Unknown outcomes that are due to be asked about, the longest waiting first, by their index.
+CREATE FUNCTION onceward.due_unknown(t bigint, most bigint)
+RETURNS TABLE (record_id bigint, "position" bigint)
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET jit = off
+AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT d.record_id, row_number() OVER (ORDER BY d.reconcile_after)
+    FROM (SELECT r.record_id, r.reconcile_after FROM onceward.records r
+          WHERE r.reconcile_after IS NOT NULL AND r.reconcile_after <= due_unknown.t
+          ORDER BY r.reconcile_after LIMIT most) d;
 END
 $$;
 

@@ -127,7 +127,8 @@ BEGIN
     UPDATE onceward.records SET
         state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
         reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
-        last_error = NULL, reconcile_after = NULL, reply_status = complete.status
+        last_error = NULL, reconcile_after = NULL, probes = 0, asked_at = NULL, absent_at = NULL,
+        reply_status = complete.status
     WHERE record_id = r.record_id;
     INSERT INTO onceward.replies (record_id, headers, body)
     VALUES (r.record_id, encoded, coalesce(complete.body, ''));

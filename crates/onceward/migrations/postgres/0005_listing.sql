@@ -46,7 +46,8 @@ BEGIN
         || onceward.condition(filter, 'created_from', 'r.created_at >= %s')
         || onceward.condition(filter, 'created_before', 'r.created_at < %s')
         || onceward.condition(filter, 'finished_from', 'r.finished_at >= %s')
-        || onceward.condition(filter, 'finished_before', 'r.finished_at < %s');
+        || onceward.condition(filter, 'finished_before', 'r.finished_at < %s')
+        || onceward.condition(filter, 'reconcile_after', 'r.reconcile_after = %s');
     IF filter ->> 'older_than' IS NOT NULL THEN
         conditions := conditions || format(
             ' AND r.created_at <= %s', now - (filter ->> 'older_than')::bigint);
@@ -76,7 +77,7 @@ BEGIN
                 r.max_execution, r.finished_at, r.expires_at, r.retention, r.tombstone,
                 r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
                 r.open_effect_idempotent, r.reply_status, ''\x01''::bytea, NULL::text, NULL::bytea,
-                r.queued_until
+                r.queued_until, r.probes, r.asked_at, r.absent_at
          FROM onceward.records r WHERE %2$s
          ORDER BY r.%3$I %4$s, r.scope %4$s, r.key %4$s LIMIT %5$s',
         now, conditions, sorted, direction, (filter ->> 'limit')::integer);

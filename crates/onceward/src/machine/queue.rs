@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Step, after_lease, after_retention, grant, regrant};
+use super::{Step, after_lease, after_retention, grant, known, regrant};
 use crate::{
     clock::Timestamp,
     record::{Effects, Fence, Record, State},
@@ -45,7 +45,7 @@ fn is_due(record: &Record, now: Timestamp) -> bool {
 pub(super) fn pending_again(record: &mut Record, why: Box<str>, now: Timestamp) {
     record.state = State::Pending;
     record.last_error = Some(why);
-    record.reconcile_after = None;
+    known(record);
     record.lease_until = now.plus(backoff(record.attempts));
 }
 

@@ -1,8 +1,10 @@
 //! What a reconciler or an operator may decide, and which proof is believed.
 
 use super::{
-    GIVEN_UP, MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit, complete,
-    not_acted, tombstone,
+    Change, GIVEN_UP, MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit,
+    complete, known, not_acted,
+    reconcile::{Heard, absent, ask, dead_letter, disagrees, redrive},
+    tombstone,
 };
 use crate::{
     clock::Timestamp,
@@ -58,6 +60,39 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             not_executed(&mut resolved, now);
             AuditEvent::Released
         }
+        (State::Unknown, Resolution::Ask { probes }) => {
+            let Some(asked) = ask(&record, probes, now) else {
+                return Step::keep(Resolved::Refused(Box::new(stored)));
+            };
+            let answer = Resolved::Applied(Box::new(asked.clone()));
+            return Step::put(asked, None, answer);
+        }
+        (State::Unknown, Resolution::Absent { probe }) => match absent(&record, probe) {
+            Heard::NotThis => return Step::keep(Resolved::Refused(Box::new(stored))),
+            Heard::TooEarly(noted, not_before) => {
+                return Step::put(*noted, None, Resolved::TooEarly { not_before });
+            }
+            Heard::Believed => {
+                not_executed(&mut resolved, now);
+                AuditEvent::Released
+            }
+        },
+        (State::Unknown, Resolution::DeadLetter) if !record.is_dead_letter() => {
+            dead_letter(&mut resolved);
+            AuditEvent::DeadLettered
+        }
+        (State::Unknown, Resolution::Redrive) => {
+            redrive(&mut resolved, now);
+            AuditEvent::Redriven
+        }
+        // It stands; that somebody else says something else is worth a look.
+        (State::Completed, Resolution::Complete(reply))
+            if disagrees(&record, record.attempt, &reply) =>
+        {
+            let remembered = audit(&record, AuditEvent::Incident, &reason, Some(reply), now);
+            let answer = Resolved::Refused(Box::new(stored));
+            return Step { change: Change::Keep, audit: Some(remembered), answer };
+        }
         (State::Completed, Resolution::Void) => {
             resolved = tombstone(&record);
             resolved.void = true;
@@ -90,7 +125,7 @@ fn not_executed(record: &mut Record, now: Timestamp) {
     record.effects = Effects::Phased;
     record.lease_until = now;
     record.last_error = Some(why);
-    record.reconcile_after = None;
+    known(record);
     // The attempt itself may still come: it has lost its right.
     record.fence = Fence::next(Some(record.fence), now);
 }

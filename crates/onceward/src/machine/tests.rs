@@ -16,6 +16,7 @@ mod decisions;
 mod guards;
 mod leases;
 mod queue;
+mod reconcile;
 mod resolutions;
 mod steps;
 mod table;

@@ -44,6 +44,8 @@ pub struct Query {
     pub finished: Span,
     /// Created at least so long ago, by the store's clock.
     pub older_than: Option<Duration>,
+    /// Dead letters only: unknown outcomes on which the reconciler has given up.
+    pub dead_letters: bool,
     /// What they are sorted by.
     pub sort: Sort,
     /// Which of them comes first.
@@ -245,6 +247,7 @@ impl Query {
             && self.effects.is_none_or(|effects| record.effects == effects)
             && self.created.contains(record.created_at)
             && (self.finished.is_all() || finished)
+            && (!self.dead_letters || record.is_dead_letter())
             && self.older_than.is_none_or(|age| record.created_at.plus(age) <= now)
     }
 }

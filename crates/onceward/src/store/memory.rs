@@ -155,12 +155,8 @@ impl Shard {
 
     fn remember(&mut self, audit: AuditRecord) {
         let remembered = self.audit.entry(audit.id.clone()).or_default();
-        let is_known = |known: &AuditRecord| {
-            known.event == audit.event
-                && known.attempt == audit.attempt
-                && known.fence == audit.fence
-        };
-        if remembered.len() < AUDIT_MAX_PER_RECORD && !remembered.iter().any(is_known) {
+        let is_known = remembered.iter().any(|known| audit.repeats(known));
+        if remembered.len() < AUDIT_MAX_PER_RECORD && !is_known {
             remembered.push(audit);
         }
     }
@@ -244,6 +240,20 @@ impl Store for MemoryStore {
             resumable.sort_by_key(|one| machine::line_of(&one.record));
             resumable.truncate(limit as usize);
             Ok(resumable)
+        })
+    }
+
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+        ready(move || {
+            let now = self.clock.now();
+            let mut due = Vec::new();
+            for shard in &self.shards {
+                let shard = lock(shard);
+                due.extend(shard.all().filter(|it| machine::is_due_for_probe(it, now)).cloned());
+            }
+            due.sort_by_key(|record| record.reconcile_after);
+            due.truncate(limit as usize);
+            Ok(due)
         })
     }
 

@@ -175,6 +175,11 @@ impl Store for SealedStore {
         })
     }
 
+    /// What is unknown has no reply.
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+        self.inner.due_unknown(limit)
+    }
+
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         Box::pin(self.resolve_sealed(resolve))
     }

@@ -328,6 +328,10 @@ impl Store for SqliteStore {
         self.ask(move |sender| Work::Resumable(limit, sender))
     }
 
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+        self.ask(move |sender| Work::DueUnknown(limit, sender))
+    }
+
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         self.step(resolve.id.clone(), move |found, now| {
             machine::resolve(found, resolve.clone(), now)

@@ -31,6 +31,7 @@ pub enum StoreCall {
     Withdraw,
     Steps,
     Resumable,
+    DueUnknown,
     Resolve,
     Load,
     Audit,
@@ -49,7 +50,7 @@ pub enum StoreCall {
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 25] = [
+    pub const ALL: [StoreCall; 26] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
@@ -61,6 +62,7 @@ impl StoreCall {
         StoreCall::Withdraw,
         StoreCall::Steps,
         StoreCall::Resumable,
+        StoreCall::DueUnknown,
         StoreCall::Resolve,
         StoreCall::Load,
         StoreCall::Audit,
@@ -219,6 +221,10 @@ macro_rules! wrapped_store {
 
             fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
                 self.call(StoreCall::Resumable, move || self.inner.resumable(limit))
+            }
+
+            fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+                self.call(StoreCall::DueUnknown, move || self.inner.due_unknown(limit))
             }
 
             fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

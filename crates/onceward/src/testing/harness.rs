@@ -209,6 +209,15 @@ impl Harness {
         held
     }
 
+    /// What is due to be asked about.
+    pub async fn due_unknown(&self, limit: u32) -> Vec<Record> {
+        let held = self.store.due_unknown(limit).await.expect("due_unknown answers");
+        if let Err(expected) = self.model().agrees_on_due_unknown(&held, limit, self.now()) {
+            panic!("store and model differ on what is due: {held:?}, expected {expected}");
+        }
+        held
+    }
+
     /// Resolves the record as it stands now.
     pub async fn resolve(&self, id: &RecordId, resolution: Resolution) -> Resolved {
         let record = self.record(id).await;

@@ -117,6 +117,28 @@ impl Model {
         if agreed { Ok(()) } else { Err(format!("{due:?}")) }
     }
 
+    /// Whether a store may answer this to [`crate::Store::due_unknown`]. Which of those that are due
+    /// together it tells of first is its own affair.
+    ///
+    /// # Errors
+    /// With all that are due, the longest waiting first.
+    pub fn agrees_on_due_unknown(
+        &self,
+        held: &[Record],
+        limit: u32,
+        now: Timestamp,
+    ) -> Result<(), String> {
+        let mut due: Vec<&Record> =
+            self.records.values().filter(|it| machine::is_due_for_probe(it, now)).collect();
+        due.sort_by_key(|record| record.reconcile_after);
+        let first = due.iter().take(limit as usize).map(|record| record.reconcile_after);
+        let is_told_twice =
+            |one: &Record| held.iter().filter(|other| other.id == one.id).count() > 1;
+        let agreed = first.eq(held.iter().map(|record| record.reconcile_after))
+            && held.iter().all(|one| due.contains(&one) && !is_told_twice(one));
+        if agreed { Ok(()) } else { Err(format!("{due:?}")) }
+    }
+
     /// See [`crate::Store::resolve`].
     pub fn resolve(&mut self, resolve: Resolve, now: Timestamp) -> Resolved {
         let id = resolve.id.clone();
@@ -258,9 +280,7 @@ impl Model {
 fn without_repetitions(trail: &[AuditRecord]) -> Vec<&AuditRecord> {
     let mut kept: Vec<&AuditRecord> = Vec::new();
     for audit in trail {
-        let is_known = kept.iter().any(|known| {
-            (known.event, known.attempt, known.fence) == (audit.event, audit.attempt, audit.fence)
-        });
+        let is_known = kept.iter().any(|known| audit.repeats(known));
         if !is_known {
             kept.push(audit);
         }

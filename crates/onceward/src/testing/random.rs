@@ -70,6 +70,12 @@ enum Decided {
     Release,
     ReleaseAfterProbes { first_ago: Duration, second_ago: Duration },
     Void,
+    Ask,
+    AskStale,
+    Absent,
+    AbsentStale,
+    DeadLetter,
+    Redrive,
 }
 
 /// A run in which a store and the model differ, with as few operations as could be found.
@@ -213,6 +219,11 @@ async fn agree(on: &Harness) -> Result<(), String> {
             same(&format!("the steps at {} differ", at(place)), &held, &expected)?;
         }
     }
+    let held = on.store.due_unknown(RESUMABLE_MAX).await.map_err(failed)?;
+    let agreed = on.model().agrees_on_due_unknown(&held, RESUMABLE_MAX, on.now());
+    agreed.map_err(|expected| {
+        format!("what is to be asked about differs\n      store: {held:?}\n      model: {expected}")
+    })?;
     let held = on.store.resumable(RESUMABLE_MAX).await.map_err(failed)?;
     let agreed = on.model().agrees_on_resumable(&held, RESUMABLE_MAX, on.now());
     agreed.map_err(|expected| {
@@ -335,6 +346,7 @@ fn decided(on: &Harness, place: usize, stale: bool, resolution: &Decided) -> Res
     };
     let id = place_id(place);
     let seen = on.model().load(&id, now).map_or((1, 7), |it| (it.generation, it.fence.number()));
+    let probes = on.model().load(&id, now).map_or(0, |it| it.inquiry.probes);
     let resolution = match resolution {
         Decided::Complete(body) => Resolution::Complete(samples::reply(*body)),
         Decided::Release => Resolution::Release(Proof::Authoritative),
@@ -342,6 +354,12 @@ fn decided(on: &Harness, place: usize, stale: bool, resolution: &Decided) -> Res
             Resolution::Release(Proof::TwoProbes { first: ago(first_ago), second: ago(second_ago) })
         }
         Decided::Void => Resolution::Void,
+        Decided::Ask => Resolution::Ask { probes },
+        Decided::AskStale => Resolution::Ask { probes: probes + 1 },
+        Decided::Absent => Resolution::Absent { probe: probes },
+        Decided::AbsentStale => Resolution::Absent { probe: probes + 1 },
+        Decided::DeadLetter => Resolution::DeadLetter,
+        Decided::Redrive => Resolution::Redrive,
     };
     Resolve {
         id,

@@ -8,6 +8,7 @@ pub mod writing;
 pub mod leases;
 pub mod expiring;
 pub mod resolving;
+pub mod reconciling;
 pub mod pending;
 pub mod queueing;
 pub mod stepping;
@@ -138,6 +139,21 @@ macro_rules! __store_suite_cases {
                 a_long_execution_is_not_ended_by_retention
                 audit_records_are_purged_after_a_retention_of_their_own
                 purging_audit_records_stops_at_its_limit_and_goes_on_next_time
+            }
+            reconciling {
+                an_unknown_record_is_due_at_once_and_whoever_waits_longest_comes_first
+                only_one_of_two_that_ask_at_once_may
+                who_asks_and_dies_is_followed_by_another_after_the_pause
+                the_pause_doubles_up_to_an_hour
+                one_probe_that_finds_nothing_never_releases
+                two_probes_that_find_nothing_release_when_late_and_apart_enough
+                a_probe_that_was_overtaken_decides_nothing
+                what_was_given_up_is_a_dead_letter_and_not_due
+                a_redriven_dead_letter_is_due_as_if_new_and_every_time_is_remembered
+                what_was_asked_is_forgotten_when_the_outcome_is_known
+                a_late_owner_completes_what_is_being_asked_about
+                two_different_results_are_an_incident_and_both_are_kept
+                only_unknown_records_are_asked_about_given_up_or_redriven
             }
             resolving {
                 an_unknown_record_is_resolved_as_completed

@@ -121,6 +121,10 @@ impl Store for Broken {
         self.inner.resumable(limit)
     }
 
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+        self.inner.due_unknown(limit)
+    }
+
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         self.inner.resolve(resolve)
     }
@@ -384,6 +388,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("writing", include_str!("suite/writing.rs")),
         ("leases", include_str!("suite/leases.rs")),
         ("expiring", include_str!("suite/expiring.rs")),
+        ("reconciling", include_str!("suite/reconciling.rs")),
         ("resolving", include_str!("suite/resolving.rs")),
         ("pending", include_str!("suite/pending.rs")),
         ("queueing", include_str!("suite/queueing.rs")),

@@ -397,6 +397,10 @@ impl Store for Broken {
         self.inner.resumable(limit)
     }
 
+    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+        self.inner.due_unknown(limit)
+    }
+
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
         self.inner.resolve(resolve)
     }

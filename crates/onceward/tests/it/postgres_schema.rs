@@ -197,12 +197,7 @@ async fn each_worker_finds_what_is_due_by_an_index() {
     for (call, index) in [
         (format!("SELECT count(*) FROM {schema}.sweep(8, 10)"), "leases_pkey"),
         (format!("SELECT * FROM {schema}.reap(8, 10)"), "records_reap"),
-        (
-            "SELECT * FROM records WHERE reconcile_after IS NOT NULL AND reconcile_after <= 8 \
-             ORDER BY reconcile_after LIMIT 10"
-                .into(),
-            "records_reconcile",
-        ),
+        (format!("SELECT * FROM {schema}.due_unknown(8, 10)"), "records_reconcile"),
     ] {
         let plans = plans_inside(&home, &call).await;
         assert!(plans.contains(&format!("using {index} on")), "{call}:\n{plans}");

@@ -5,9 +5,9 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::{
     Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, ErasureRequest,
-    ErasureView, FILTER, JSON, KeyDetail, KeyPage, PREFIX, PlanRequest, PlanView, ReleaseRequest,
-    ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest, problem::ProblemDocument,
-    query::Filter, types::KeyRecord,
+    ErasureView, FILTER, JSON, KeyDetail, KeyPage, PREFIX, PlanRequest, PlanView, RedriveRequest,
+    ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest,
+    problem::ProblemDocument, query::Filter, types::KeyRecord,
 };
 
 /// What every endpoint may answer instead.
@@ -143,6 +143,7 @@ fn schemas() -> Map<String, Value> {
     add::<ResolveRequest>(&mut all);
     add::<ReleaseRequest>(&mut all);
     add::<VoidRequest>(&mut all);
+    add::<RedriveRequest>(&mut all);
     add::<Changed>(&mut all);
     add::<PlanRequest>(&mut all);
     add::<PlanView>(&mut all);

@@ -69,6 +69,10 @@ impl Plans {
         resolve::because(&Who("".into()), &asked.reason, asked.evidence.as_ref())?;
         let resolution = match (asked.action, &asked.evidence) {
             (Action::Void, None) => Resolution::Void,
+            (Action::Redrive, None) => Resolution::Redrive,
+            (Action::Redrive, Some(_)) => {
+                return Err(Problem::invalid("`redrive` takes no `evidence`, only a `reason`."));
+            }
             (Action::Void, Some(_)) => {
                 return Err(Problem::invalid("`void` takes no `evidence`, only a `reason`."));
             }

@@ -66,10 +66,14 @@ pub(crate) struct Filter {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = r"^[0-9]{1,6}(s|m|h|d)$")]
     pub(crate) older_than: Option<String>,
+    /// `true` for dead letters only: unknown outcomes on which the reconciler has given up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = r"^true$")]
+    pub(crate) dead: Option<String>,
 }
 
 /// The names of a filter's members, which are parameters of lists too.
-pub(super) const FILTER: [&str; 11] = [
+pub(super) const FILTER: [&str; 12] = [
     "scope",
     "key",
     "key_prefix",
@@ -81,6 +85,7 @@ pub(super) const FILTER: [&str; 11] = [
     "finished_from",
     "finished_before",
     "older_than",
+    "dead",
 ];
 
 impl Filter {
@@ -118,6 +123,11 @@ impl Filter {
             created: span(&self.created_from, &self.created_before)?,
             finished: span(&self.finished_from, &self.finished_before)?,
             older_than: self.older_than.as_deref().map(age).transpose()?,
+            dead_letters: match self.dead.as_deref() {
+                None => false,
+                Some("true") => true,
+                Some(_) => return Err(Problem::invalid("`dead` is true, or not given.")),
+            },
             ..Query::default()
         })
     }
@@ -197,6 +207,7 @@ impl Parameters {
             finished_from: of("finished_from"),
             finished_before: of("finished_before"),
             older_than: of("older_than"),
+            dead: of("dead"),
         }
     }
 

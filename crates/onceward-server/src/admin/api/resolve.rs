@@ -8,7 +8,7 @@ use onceward::{
 };
 
 use super::{
-    Changed, Problem, ReleaseRequest, ResolveRequest, VoidRequest, keys,
+    Changed, Problem, RedriveRequest, ReleaseRequest, ResolveRequest, VoidRequest, keys,
     query::when,
     types::{Evidence, KeyRecord, NewReply, Outcome, TEXT_MAX},
 };
@@ -55,6 +55,16 @@ pub(super) async fn void(
     decide(store, handle, (asked.generation, asked.fence), Resolution::Void, reason).await
 }
 
+pub(super) async fn redrive(
+    store: &dyn Store,
+    handle: &str,
+    asked: RedriveRequest,
+    who: &Who,
+) -> Result<Changed, Problem> {
+    let reason = because(who, &asked.reason, None)?;
+    decide(store, handle, (asked.generation, asked.fence), Resolution::Redrive, reason).await
+}
+
 async fn decide(
     store: &dyn Store,
     handle: &str,
@@ -80,8 +90,8 @@ pub(super) async fn apply(store: &dyn Store, resolve: Resolve) -> Result<Record,
             Err(Problem::conflict("record_changed", detail).with_state(record.state.name()))
         }
         Resolved::Refused(record) => {
-            let detail = "Only an unknown record is resolved or released, and only a completed one \
-                          is void; neither while an attempt holds the lease.";
+            let detail = "Only an unknown record is resolved, released or redriven, and only a \
+                          completed one is void; neither while an attempt holds the lease.";
             Err(Problem::conflict("not_resolvable", detail).with_state(record.state.name()))
         }
         Resolved::TooEarly { not_before } => {

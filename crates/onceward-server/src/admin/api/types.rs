@@ -76,6 +76,15 @@ pub(crate) struct KeyRecord {
     /// Of an accepted record: when it is given up if it was not executed by then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queued_until: Option<String>,
+    /// Of an unknown record: when it is asked about next. Absent when it is a dead letter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reconcile_after: Option<String>,
+    /// How often it was asked what became of it.
+    #[serde(default)]
+    pub(crate) probes: u32,
+    /// The reconciler has given up on it: a person must decide.
+    #[serde(default)]
+    pub(crate) dead_letter: bool,
 }
 
 impl From<&Record> for KeyRecord {
@@ -105,6 +114,12 @@ impl From<&Record> for KeyRecord {
             void: record.void,
             due_at: (record.state == State::Pending).then(|| rfc3339(record.lease_until)),
             queued_until: record.queued_until.map(rfc3339),
+            reconcile_after: record
+                .reconcile_after
+                .filter(|_| !record.is_dead_letter())
+                .map(rfc3339),
+            probes: record.inquiry.probes,
+            dead_letter: record.is_dead_letter(),
         }
     }
 }
@@ -340,6 +355,23 @@ pub(crate) struct VoidRequest {
     pub(crate) fence: i64,
 }
 
+/// Has an unknown record asked about at once, as if it had just become so.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RedriveRequest {
+    /// Why it is done, for whoever reads the audit records. One line.
+    #[schema(
+        min_length = 1,
+        max_length = 500,
+        pattern = r"^[^\u0000-\u001f\u007f-\u009f]*[!-~][^\u0000-\u001f\u007f-\u009f]*$"
+    )]
+    pub(crate) reason: String,
+    /// The generation that was looked at. If the record has another one, nothing happens.
+    pub(crate) generation: u32,
+    /// The fence that was looked at. If the record has another one, nothing happens.
+    pub(crate) fence: i64,
+}
+
 /// How it is known what happened, or that nothing did.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -420,6 +452,8 @@ pub(crate) enum Action {
     Release,
     /// Replies of completed records are withdrawn.
     Void,
+    /// Unknown records are asked about at once, be they dead letters or not.
+    Redrive,
 }
 
 impl Action {
@@ -427,6 +461,7 @@ impl Action {
         match self {
             Action::Release => "release",
             Action::Void => "void",
+            Action::Redrive => "redrive",
         }
     }
 }

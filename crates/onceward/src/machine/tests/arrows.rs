@@ -40,6 +40,7 @@ fn a_free_key_is_granted_as_the_first_attempt_of_the_first_generation() {
         reply: None,
         last_error: None,
         reconcile_after: None,
+        inquiry: Inquiry::default(),
         void: false,
         progress: Progress::default(),
         queued_until: None,

@@ -91,6 +91,7 @@ fn filter(query: &Query) -> Value {
         "finished_from": micros(query.finished.from),
         "finished_before": micros(query.finished.before),
         "older_than": age,
+        "reconcile_after": query.dead_letters.then_some(Timestamp::NEVER.as_micros()),
         "sort": match query.sort {
             Sort::CreatedAt => "created_at",
             Sort::ExpiresAt => "expires_at",

@@ -93,6 +93,7 @@ pub(super) struct Statements {
     pub(super) step: Arc<str>,
     pub(super) steps: Arc<str>,
     pub(super) resumable: Arc<str>,
+    pub(super) due_unknown: Arc<str>,
     pub(super) stage: Arc<str>,
     pub(super) settled: Arc<str>,
     pub(super) claim_messages: Arc<str>,
@@ -164,6 +165,14 @@ impl Statements {
                  WHERE r.record_id = d.record_id OFFSET 0) r \
                  LEFT JOIN LATERAL (SELECT * FROM onceward.requests q \
                  WHERE q.record_id = r.record_id OFFSET 0) q ON true \
+                 ORDER BY d.position",
+            ),
+            due_unknown: named(
+                "SELECT r.*, \
+                 NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
+                 FROM onceward.due_unknown(onceward.micros($1), $2) AS d (record_id, position) \
+                 CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
+                 WHERE r.record_id = d.record_id AND r.state = 'unknown' OFFSET 0) r \
                  ORDER BY d.position",
             ),
             stage: named(

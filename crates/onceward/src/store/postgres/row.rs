@@ -15,8 +15,8 @@ use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     record::{
-        AttemptId, AuditEvent, AuditRecord, Effects, Fence, OpenEffect, Progress, Record, RecordId,
-        State,
+        AttemptId, AuditEvent, AuditRecord, Effects, Fence, Inquiry, OpenEffect, Progress, Record,
+        RecordId, State,
     },
     reply::{Reply, ReplyBody},
     store::{StoreError, StoreErrorKind},
@@ -146,6 +146,11 @@ impl<'r> FoundRow<'r> {
             tombstone: self.duration("tombstone")?,
             last_error: self.optional_text("last_error")?,
             reconcile_after: self.optional_time("reconcile_after")?,
+            inquiry: Inquiry {
+                probes: self.number("probes")?,
+                asked_at: self.optional_time("asked_at")?,
+                absent_at: self.optional_time("absent_at")?,
+            },
             void: self.get("void")?,
             progress: self.progress()?,
             queued_until: self.optional_time("queued_until")?,
@@ -259,6 +264,9 @@ pub(super) fn record_json(record: &Record) -> Value {
         "open_effect": open_effect.map(|effect| &effect.name),
         "open_effect_idempotent": open_effect.map(|effect| effect.idempotent),
         "queued_until": record.queued_until.map(Timestamp::as_micros),
+        "probes": record.inquiry.probes,
+        "asked_at": record.inquiry.asked_at.map(Timestamp::as_micros),
+        "absent_at": record.inquiry.absent_at.map(Timestamp::as_micros),
         "reply_status": record.reply.as_ref().map(|reply| reply.status.as_u16()),
         "reply_schema": record.reply.as_ref().and_then(|reply| reply.schema_version.as_deref()),
     })

@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 use sqlx::{Row as _, postgres::PgRow, types::Uuid};
+use tracing::warn;
 
 use super::{
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller, Link, Lost, call},
-    row::{damaged, read_audit},
+    row::{FoundRow, damaged, read_audit},
 };
 use crate::{
     key::Key,
-    record::{AttemptId, AuditRecord, RecordId, State},
+    record::{AttemptId, AuditRecord, Record, RecordId, State},
     scope::Scope,
     store::{Identity, IdentityCheck, Reaped, StoreError, StoreErrorKind, Swept},
 };
@@ -71,6 +72,26 @@ pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, Sto
     let rows =
         fetch(link, |link| call(&link.statements().sweep).bind(link.now()).bind(most)).await?;
     rows.iter().map(|row| read_swept(row).ok_or_else(unreadable)).collect()
+}
+
+/// What is due to be asked about. One that cannot be read is left out: it must not stand in the way of
+/// the others.
+pub(super) async fn due_unknown(link: &mut Link, limit: u32) -> Result<Vec<Record>, StoreError> {
+    let bind =
+        |link: &Link| call(&link.statements().due_unknown).bind(link.now()).bind(i64::from(limit));
+    let read = |row: &PgRow| -> Option<Record> {
+        let scope = Scope::new(row.try_get::<&str, _>("scope").ok()?).ok()?;
+        let key = Key::new(row.try_get::<&str, _>("key").ok()?).ok()?;
+        FoundRow(row).record(&RecordId { scope, key }).ok()
+    };
+    let readable = |row: &PgRow| {
+        let read = read(row);
+        if read.is_none() {
+            warn!("an unknown outcome that is due cannot be read");
+        }
+        read
+    };
+    Ok(fetch(link, bind).await?.iter().filter_map(readable).collect())
 }
 
 fn read_swept(row: &PgRow) -> Option<Swept> {

@@ -9,9 +9,9 @@ use sqlx::SqliteConnection;
 use super::{
     changes::Changes,
     row::read_record,
-    sql::{DUE_LEASES, DUE_RETENTION, PURGE_AUDIT},
+    sql::{DUE_LEASES, DUE_RETENTION, DUE_UNKNOWN, PURGE_AUDIT},
     statement::Statement,
-    writer::{Outcome, Writer},
+    writer::{Outcome, Writer, before},
 };
 use crate::{
     clock::Timestamp,
@@ -87,6 +87,24 @@ impl Writer {
             reaped.purged += removed.len() as u32;
             if rows < page || reaped.expired + reaped.purged >= limit {
                 return Ok(reaped);
+            }
+        }
+    }
+
+    /// At most a page, and without what cannot be read: it must not stand in the way of the others.
+    pub(super) async fn due_unknown(&mut self, limit: u32) -> Outcome<Vec<Record>> {
+        let now = self.options.clock.now();
+        let limit = limit.min(PAGE_MAX) as usize;
+        let mut due = Vec::new();
+        let mut seen: u32 = 0;
+        loop {
+            let page = (limit - due.len()) as u32;
+            let query = sqlx::query(DUE_UNKNOWN).bind(now.as_micros()).bind(page).bind(seen);
+            let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
+            seen += rows.len() as u32;
+            due.extend(rows.iter().filter_map(|row| read_record(row).ok()));
+            if rows.len() < page as usize || due.len() >= limit {
+                return Ok(due);
             }
         }
     }

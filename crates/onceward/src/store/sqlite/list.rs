@@ -39,7 +39,8 @@ const DRAWN: u32 = 20_000;
 const LISTED: &str = "SELECT scope, key, recipe, fingerprint, generation, state, attempt, fence, \
     attempts, effects, route, method, path, created_at, started_at, lease_until, max_execution, \
     finished_at, expires_at, retention, purge_at, last_error, reconcile_after, void, \
-    recovery_point, open_effect, effect_idempotent, queued_until, reply_status FROM records WHERE ";
+    recovery_point, open_effect, effect_idempotent, queued_until, probes, asked_at, \
+    absent_at, reply_status FROM records WHERE ";
 
 const LISTED_AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status FROM audit_records WHERE true";
@@ -147,6 +148,10 @@ fn page_sql(query: &Query, now: Timestamp) -> Sql {
     }
     if let Some(effects) = query.effects {
         sql.push(" AND effects = ").push_bind(effects.name());
+    }
+    if query.dead_letters {
+        sql.push(" AND state = 'unknown' AND reconcile_after = ");
+        sql.push_bind(Timestamp::NEVER.as_micros());
     }
     push_span(&mut sql, "created_at", query.created);
     push_span(&mut sql, "finished_at", query.finished);

@@ -13,8 +13,8 @@ use crate::{
     fingerprint::Fingerprint,
     key::Key,
     record::{
-        AttemptId, AuditEvent, AuditRecord, Effects, Fence, OpenEffect, Progress, Record, RecordId,
-        State,
+        AttemptId, AuditEvent, AuditRecord, Effects, Fence, Inquiry, OpenEffect, Progress, Record,
+        RecordId, State,
     },
     reply::{Reply, ReplyBody},
     scope::Scope,
@@ -41,13 +41,13 @@ macro_rules! rest_columns {
         "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
          route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
          expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
-         open_effect, effect_idempotent, queued_until, reply_status, reply_headers, reply_schema, \
+         open_effect, effect_idempotent, queued_until, probes, asked_at, absent_at, reply_status, reply_headers, reply_schema, \
          reply_encoding, reply_length, reply_body, reply_digest"
     };
 }
 pub(super) use rest_columns;
 
-pub(super) const RECORD_COLUMN_COUNT: usize = 35;
+pub(super) const RECORD_COLUMN_COUNT: usize = 38;
 
 pub(super) fn bind_record<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
     bind_rest(bind_id(values, &record.id), record)
@@ -83,7 +83,11 @@ pub(super) fn bind_rest<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
         .bind(record.reconcile_after.map(Timestamp::as_micros))
         .bind(i64::from(record.void));
     let values = bind_progress(values, &record.progress);
-    let values = values.bind(record.queued_until.map(Timestamp::as_micros));
+    let values = values
+        .bind(record.queued_until.map(Timestamp::as_micros))
+        .bind(i64::from(record.inquiry.probes))
+        .bind(record.inquiry.asked_at.map(Timestamp::as_micros))
+        .bind(record.inquiry.absent_at.map(Timestamp::as_micros));
     bind_reply(values, record.reply.as_ref())
 }
 
@@ -194,6 +198,7 @@ fn read_with<'r>(row: &'r SqliteRow, reply: ReadReply<'r>) -> Result<Record, Bad
         tombstone: Duration::ZERO,
         last_error: None,
         reconcile_after: None,
+        inquiry: Inquiry::default(),
         void: false,
         progress: Progress::default(),
         queued_until: None,
@@ -209,6 +214,11 @@ fn read_with<'r>(row: &'r SqliteRow, reply: ReadReply<'r>) -> Result<Record, Bad
     record.void = columns.flag("void")?;
     record.progress = columns.progress()?;
     record.queued_until = columns.optional_time("queued_until")?;
+    record.inquiry = Inquiry {
+        probes: columns.number("probes")?,
+        asked_at: columns.optional_time("asked_at")?,
+        absent_at: columns.optional_time("absent_at")?,
+    };
     record.reply = reply(&mut columns)?;
     let must_have_reply = record.state == State::Completed;
     if record.state != State::Expired && must_have_reply != record.reply.is_some() {

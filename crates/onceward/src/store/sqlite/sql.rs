@@ -20,6 +20,14 @@ pub(super) const DUE_LEASES: &str = concat!(
      ORDER BY lease_until LIMIT ? OFFSET ?"
 );
 
+/// Unknown outcomes that are due to be asked about.
+pub(super) const DUE_UNKNOWN: &str = concat!(
+    "SELECT ",
+    record_columns!(),
+    " FROM records WHERE state = 'unknown' AND reconcile_after <= ? \
+     ORDER BY reconcile_after LIMIT ? OFFSET ?"
+);
+
 /// Retention that is over, and tombstones whose time is over: one index each.
 pub(super) const DUE_RETENTION: &str = concat!(
     "SELECT ",
@@ -47,7 +55,7 @@ pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, ge
 macro_rules! row {
     () => {
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-         ?, ?, ?, ?, ?)"
+         ?, ?, ?, ?, ?, ?, ?, ?)"
     };
 }
 
@@ -71,7 +79,8 @@ macro_rules! put {
              reconcile_after = excluded.reconcile_after, void = excluded.void, \
              recovery_point = excluded.recovery_point, open_effect = excluded.open_effect, \
              effect_idempotent = excluded.effect_idempotent, \
-             queued_until = excluded.queued_until, \
+             queued_until = excluded.queued_until, probes = excluded.probes, \
+             asked_at = excluded.asked_at, absent_at = excluded.absent_at, \
              reply_status = excluded.reply_status, reply_headers = excluded.reply_headers, \
              reply_schema = excluded.reply_schema, reply_encoding = excluded.reply_encoding, \
              reply_length = excluded.reply_length, reply_body = excluded.reply_body, \
@@ -94,7 +103,7 @@ pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
     "UPDATE records SET (",
     rest_columns!(),
     ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
-     ?, ?, ?, ?) WHERE scope = ? AND key = ? \
+     ?, ?, ?, ?, ?, ?, ?) WHERE scope = ? AND key = ? \
      AND generation = ? AND state = ? AND fence = ? AND attempt = ? AND lease_until = ? \
      AND last_error IS ? AND recovery_point IS ? AND open_effect IS ? AND effect_idempotent IS ?"
 );

@@ -34,6 +34,7 @@ pub(super) enum Work {
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(u32, Sender<Vec<Resumable>>),
+    DueUnknown(u32, Sender<Vec<Record>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
     Ping(Sender<()>),
@@ -331,6 +332,9 @@ impl Writer {
             }
             Work::Resumable(limit, sender) => {
                 let _ = sender.send(self.resumable(limit).await.map_err(single));
+            }
+            Work::DueUnknown(limit, sender) => {
+                let _ = sender.send(self.due_unknown(limit).await.map_err(single));
             }
             Work::Sweep(limit, sender) => {
                 let _ = sender.send(self.sweep(limit).await.map_err(single));

@@ -104,8 +104,8 @@ fn operation(numbers: &mut Numbers, favourite: Effects, places: usize) -> Operat
             Operation::Claim { place, attempt, effects }
         }
         40..58 => Operation::Write { place, attempt, write: write(numbers) },
-        58..68 => Operation::Advance { place, attempt, advance: advance(numbers) },
-        68..77 => {
+        58..66 => Operation::Advance { place, attempt, advance: advance(numbers) },
+        66..77 => {
             Operation::Resolve { place, stale: numbers.one_in(5), resolution: decision(numbers) }
         }
         77..82 => Operation::Sweep { limit: numbers.one_of(&[0, 1, 2, 100]) },
@@ -140,7 +140,7 @@ fn advance(numbers: &mut Numbers) -> Advance {
 
 fn decision(numbers: &mut Numbers) -> Decided {
     let minutes = |number: usize| Duration::from_secs(60) * u32::try_from(number).unwrap_or(0);
-    match numbers.below(5) {
+    match numbers.below(14) {
         0 => Decided::Complete("found"),
         1 => Decided::Release,
         2 | 3 => {
@@ -148,7 +148,13 @@ fn decision(numbers: &mut Numbers) -> Decided {
             let first_ago = second_ago + minutes(numbers.below(4));
             Decided::ReleaseAfterProbes { first_ago, second_ago }
         }
-        _ => Decided::Void,
+        4 => Decided::Void,
+        5..8 => Decided::Ask,
+        8 => Decided::AskStale,
+        9..11 => Decided::Absent,
+        11 => Decided::AbsentStale,
+        12 => Decided::DeadLetter,
+        _ => Decided::Redrive,
     }
 }
 

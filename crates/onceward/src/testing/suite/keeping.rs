@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::{
     fingerprint::Fingerprint,
-    record::{AuditEvent, Effects, Fence, Progress, Record, State},
+    record::{AuditEvent, Effects, Fence, Inquiry, Progress, Record, State},
     reply::{Reply, ReplyBody},
     scope::Scope,
     store::{Ask, Identity, IdentityCheck, Proof, Resolution, Write, Written},
@@ -222,6 +222,7 @@ pub async fn every_field_of_a_record_survives(on: Harness) {
         reply: None,
         last_error: None,
         reconcile_after: None,
+        inquiry: Inquiry::default(),
         void: false,
         progress: Progress::default(),
         queued_until: None,

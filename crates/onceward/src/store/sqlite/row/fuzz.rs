@@ -195,6 +195,11 @@ impl<'d> Source<'d> {
             reply: has_reply.then(|| self.reply()),
             last_error: self.flag().then(|| self.text()),
             reconcile_after: self.flag().then(|| self.time()),
+            inquiry: Inquiry {
+                probes: u32::from_be_bytes(self.array()),
+                asked_at: self.flag().then(|| self.time()),
+                absent_at: self.flag().then(|| self.time()),
+            },
             void: self.flag(),
             progress: Progress {
                 recovery_point: self.flag().then(|| self.text()),

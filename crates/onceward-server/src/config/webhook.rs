@@ -1,0 +1,133 @@
+//! `[[webhook]]`: providers that tell by themselves what became of an operation.
+
+use std::{collections::BTreeSet, fmt, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::{duration, probe::ReplyStatus, secret::Text};
+
+/// A provider that tells, as it is written.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WebhookFile {
+    /// The last part of its address, `/.onceward/webhooks/NAME`: letters, digits, `-` and `_`.
+    pub(crate) name: Text,
+    /// The secret that its messages are signed with, at least 16 bytes.
+    pub(crate) secret: Text,
+    /// How old, or how far ahead, a message may be. 5m by default, at most 1h.
+    pub(crate) tolerance: Option<Text>,
+    /// Where the message has the operation, as upstream was told it in `Onceward-Operation`: a JSON
+    /// pointer. Or give `scope` and `key`.
+    pub(crate) operation: Option<Text>,
+    /// Where the message has the scope: a JSON pointer.
+    pub(crate) scope: Option<Text>,
+    /// Where the message has the key of the client: a JSON pointer.
+    pub(crate) key: Option<Text>,
+    /// Where the message says what happened: a JSON pointer.
+    pub(crate) outcome: Text,
+    /// The words there that mean that it was executed.
+    pub(crate) completed: Vec<Text>,
+    /// The words there that mean that it was not, and will not be. Other words mean nothing.
+    #[serde(default)]
+    pub(crate) not_executed: Vec<Text>,
+    /// The status of the reply: a number, or a pointer to one in the message. 200 by default.
+    pub(crate) reply_status: Option<ReplyStatus>,
+    /// The part of the message that is the body of the reply, as a pointer. All of it by default.
+    pub(crate) reply_body: Option<Text>,
+}
+
+/// A provider that tells what became of operations.
+#[derive(Clone)]
+pub(crate) struct WebhookSettings {
+    pub(crate) name: String,
+    pub(crate) secret: Vec<u8>,
+    pub(crate) tolerance: Duration,
+    pub(crate) about: About,
+    pub(crate) outcome: String,
+    pub(crate) completed: Vec<String>,
+    pub(crate) not_executed: Vec<String>,
+    pub(crate) reply_status: ReplyStatus,
+    pub(crate) reply_body: Option<String>,
+}
+
+/// Where a message names its record.
+#[derive(Clone, Debug)]
+pub(crate) enum About {
+    Operation(String),
+    Key { scope: String, key: String },
+}
+
+impl fmt::Debug for WebhookSettings {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebhookSettings").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+pub(super) fn resolve(files: &[WebhookFile]) -> Result<Vec<WebhookSettings>> {
+    let mut names = BTreeSet::new();
+    let mut webhooks = Vec::new();
+    for file in files {
+        let name = file.name.as_str();
+        let webhook = one(file).with_context(|| format!("webhook \"{name}\""))?;
+        ensure!(names.insert(name.to_owned()), "webhook \"{name}\" is there twice");
+        webhooks.push(webhook);
+    }
+    Ok(webhooks)
+}
+
+fn one(file: &WebhookFile) -> Result<WebhookSettings> {
+    let name = file.name.as_str();
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    ensure!(
+        !name.is_empty() && name.len() <= 64 && name.bytes().all(good),
+        "name: letters, digits, `-` and `_`"
+    );
+    ensure!(file.secret.as_str().len() >= 16, "secret: at least 16 bytes");
+    let tolerance = match &file.tolerance {
+        None => Duration::from_secs(300),
+        Some(text) => duration::parse(text.as_str()).context("tolerance")?,
+    };
+    ensure!(
+        (Duration::from_secs(1)..=Duration::from_secs(3_600)).contains(&tolerance),
+        "tolerance must be from 1s to 1h"
+    );
+    let about = match (&file.operation, &file.scope, &file.key) {
+        (Some(at), None, None) => About::Operation(pointer("operation", at)?),
+        (None, Some(scope), Some(key)) => {
+            About::Key { scope: pointer("scope", scope)?, key: pointer("key", key)? }
+        }
+        _ => anyhow::bail!("give `operation`, or `scope` and `key`"),
+    };
+    ensure!(!file.completed.is_empty(), "completed: at least one word");
+    let words = |texts: &[Text]| texts.iter().map(|text| text.as_str().to_owned()).collect();
+    let (completed, not_executed): (Vec<String>, Vec<String>) =
+        (words(&file.completed), words(&file.not_executed));
+    ensure!(
+        !completed.iter().any(|word| not_executed.contains(word)),
+        "a word is in `completed` and in `not_executed`"
+    );
+    if let Some(ReplyStatus::At(at)) = &file.reply_status {
+        pointer("reply_status", at)?;
+    }
+    let reply_body = file.reply_body.as_ref().map(|at| pointer("reply_body", at)).transpose()?;
+    Ok(WebhookSettings {
+        name: name.to_owned(),
+        secret: file.secret.as_str().as_bytes().to_vec(),
+        tolerance,
+        about,
+        outcome: pointer("outcome", &file.outcome)?,
+        completed,
+        not_executed,
+        reply_status: file.reply_status.clone().unwrap_or(ReplyStatus::Is(200)),
+        reply_body,
+    })
+}
+
+fn pointer(key: &str, text: &Text) -> Result<String> {
+    let text = text.as_str();
+    ensure!(text.starts_with('/'), "{key}: `{text}` is not a JSON pointer such as /id");
+    Ok(text.to_owned())
+}

@@ -1,0 +1,229 @@
+//! Unknown outcomes, asked about as the routes declare.
+
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, StatusCode, header::CONTENT_TYPE};
+use onceward::{
+    Finding, Probe, Reconciler, Reply, Store, Unknown, reply::ReplyBody, worker::ProbeFuture,
+};
+use reqwest::{
+    Client, Response,
+    dns::{Addrs, Name, Resolve, Resolving},
+    redirect,
+};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tracing::debug;
+
+use crate::config::{Condition, ProbeSettings, ReplyStatus, RouteTable, is_private};
+
+/// How often the store is asked for what is due.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// No answer is read further than this.
+const ANSWER_MAX: usize = 1 << 20;
+
+/// Asks about unknown outcomes under one configuration, until it is dropped. What is being asked about
+/// then is asked about again later.
+pub(crate) struct Reconciling(JoinHandle<()>);
+
+impl Reconciling {
+    pub(crate) fn start(store: &Arc<dyn Store>, routes: &RouteTable) -> Result<Self> {
+        let probes = Probes::new(routes)?;
+        // Each probe has a time of its own, which is shorter.
+        let reconciler = Reconciler::new(Arc::clone(store), probes)
+            .patience(Duration::from_secs(90))
+            .every(EVERY);
+        Ok(Reconciling(tokio::spawn(reconciler.run())))
+    }
+}
+
+impl Drop for Reconciling {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The probes of all routes, by the name under which records know them.
+#[derive(Debug)]
+struct Probes(HashMap<Box<str>, HttpProbe>);
+
+impl Probes {
+    fn new(routes: &RouteTable) -> Result<Self> {
+        let mut probes = HashMap::new();
+        for route in routes.all() {
+            if let Some(settings) = &route.probe {
+                let probe = HttpProbe::new(Arc::clone(settings))?;
+                probes.insert(route.policy.rules().name.into(), probe);
+            }
+        }
+        Ok(Probes(probes))
+    }
+}
+
+impl Probe for Probes {
+    fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a> {
+        Box::pin(async move {
+            match self.0.get(&*unknown.route) {
+                Some(probe) => probe.ask(unknown).await,
+                None => Finding::StillUnknown,
+            }
+        })
+    }
+}
+
+/// One declared probe.
+#[derive(Debug)]
+struct HttpProbe {
+    settings: Arc<ProbeSettings>,
+    client: Client,
+}
+
+/// Names are looked up once for each connection, and what is connected to is what was checked.
+#[derive(Debug)]
+struct Checked {
+    allow_private: bool,
+}
+
+impl Resolve for Checked {
+    fn resolve(&self, name: Name) -> Resolving {
+        let allow_private = self.allow_private;
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let allowed: Vec<SocketAddr> =
+                found.filter(|address| allow_private || !is_private(address.ip())).collect();
+            if allowed.is_empty() {
+                return Err("the host has private addresses only".into());
+            }
+            let addresses: Addrs = Box::new(allowed.into_iter());
+            Ok(addresses)
+        })
+    }
+}
+
+impl HttpProbe {
+    fn new(settings: Arc<ProbeSettings>) -> Result<Self> {
+        let client = Client::builder()
+            .redirect(redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .no_proxy()
+            .dns_resolver(Arc::new(Checked { allow_private: settings.allow_private }))
+            .timeout(settings.timeout)
+            .user_agent(concat!("onceward/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .context("the HTTP client of a probe cannot be made")?;
+        Ok(HttpProbe { settings, client })
+    }
+
+    async fn ask(&self, unknown: &Unknown) -> Finding {
+        let value = |place: &str| match place {
+            "key" => Some(unknown.id.key.as_str().to_owned()),
+            "scope" => Some(unknown.id.scope.as_str().to_owned()),
+            "operation" => Some(unknown.operation.clone()),
+            "attempt" => Some(unknown.attempt.to_string()),
+            "generation" => Some(unknown.generation.to_string()),
+            _ => None,
+        };
+        let Some(url) = self.settings.url.fill(value) else { return Finding::StillUnknown };
+        let mut request = self.client.request(self.settings.method.clone(), url);
+        for (name, value) in &self.settings.headers {
+            request = request.header(name, value);
+        }
+        match self.answer(request).await {
+            Ok(Some((status, content_type, body))) => {
+                judge(&self.settings, status, content_type, &body)
+            }
+            Ok(None) => Finding::StillUnknown,
+            Err(error) => {
+                // Without the address, which has the key in it.
+                let error = error.without_url();
+                debug!(route = &*unknown.route, %error, "a probe was not answered");
+                Finding::StillUnknown
+            }
+        }
+    }
+
+    async fn answer(&self, request: reqwest::RequestBuilder) -> reqwest::Result<Option<Answer>> {
+        let mut response: Response = request.send().await?;
+        let content_type = response.headers().get(CONTENT_TYPE).cloned();
+        let mut body = BytesMut::new();
+        while let Some(chunk) = response.chunk().await? {
+            if body.len() + chunk.len() > ANSWER_MAX {
+                return Ok(None);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(Some((response.status(), content_type, body.freeze())))
+    }
+}
+
+type Answer = (StatusCode, Option<HeaderValue>, Bytes);
+
+/// What an answer means. One that means two things means nothing.
+fn judge(
+    settings: &ProbeSettings,
+    status: StatusCode,
+    content_type: Option<HeaderValue>,
+    body: &Bytes,
+) -> Finding {
+    let document: Option<Value> = serde_json::from_slice(body).ok();
+    let holds = |condition: &Condition| {
+        let is = condition.is.as_ref().is_none_or(|(pointer, expected)| {
+            let found = document.as_ref().and_then(|document| document.pointer(pointer));
+            found.is_some_and(|found| says(found, expected))
+        });
+        condition.status.contains(&status) && is
+    };
+    let not_executed = settings.not_executed.as_ref().filter(|(condition, _)| holds(condition));
+    match (holds(&settings.completed), not_executed) {
+        (true, None) => reply(settings, document.as_ref(), content_type, body)
+            .map_or(Finding::StillUnknown, Finding::Completed),
+        (false, Some((_, authoritative))) => Finding::NotExecuted { authoritative: *authoritative },
+        _ => Finding::StillUnknown,
+    }
+}
+
+fn says(found: &Value, expected: &str) -> bool {
+    match found {
+        Value::String(text) => text == expected,
+        Value::Array(_) | Value::Object(_) => false,
+        other => {
+            let text = other.to_string();
+            text == expected
+        }
+    }
+}
+
+/// What the client is told. `None` when the answer does not say it.
+fn reply(
+    settings: &ProbeSettings,
+    document: Option<&Value>,
+    content_type: Option<HeaderValue>,
+    body: &Bytes,
+) -> Option<Reply> {
+    let status = match &settings.reply_status {
+        ReplyStatus::Is(status) => *status,
+        ReplyStatus::At(pointer) => {
+            u16::try_from(document?.pointer(pointer.as_str())?.as_u64()?).ok()?
+        }
+    };
+    let status = Some(status).filter(|status| (200..600).contains(status))?;
+    let (body, content_type) = match &settings.reply_body {
+        None => (body.clone(), content_type),
+        Some(pointer) => match document?.pointer(pointer)? {
+            Value::String(text) => (Bytes::from(text.clone().into_bytes()), content_type),
+            part => {
+                let json = HeaderValue::from_static("application/json");
+                (Bytes::from(serde_json::to_vec(part).ok()?), Some(json))
+            }
+        },
+    };
+    Some(Reply {
+        status: StatusCode::from_u16(status).ok()?,
+        headers: content_type.map(|value| (CONTENT_TYPE, value)).into_iter().collect(),
+        body: ReplyBody::Stored(body),
+        schema_version: None,
+    })
+}

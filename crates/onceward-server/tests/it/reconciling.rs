@@ -1,0 +1,353 @@
+//! Unknown outcomes through the real binary on real stores: the gateway is killed, the bank is asked, and
+//! its ledger is the truth.
+
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use onceward_testbed::{Database, Postgres};
+use serde_json::Value;
+use sha2::Sha256;
+use tempfile::TempDir;
+
+use crate::support::{
+    ALICE, Act, Answer, Gate, Gateway, TOKEN, Upstream, admin, binary, document, eventually, post,
+    request, response, send,
+};
+
+const KEY: &str = "order-0000000000000001";
+
+/// A store that outlives gateways.
+struct Home {
+    url: String,
+    _folder: TempDir,
+    _database: Option<Database<'static>>,
+}
+
+impl Home {
+    fn file() -> Home {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let url = format!("file:{}", folder.path().join("x.db").display());
+        Home { url, _folder: folder, _database: None }
+    }
+
+    fn postgres() -> Home {
+        let database = Postgres::shared().create_database();
+        let folder = tempfile::tempdir().expect("temporary folder");
+        Home { url: database.url(), _folder: folder, _database: Some(database) }
+    }
+
+    fn gateway(&self, bank: &Bank, probe: &str) -> Gateway {
+        let address = bank.upstream.address;
+        let store = format!("[store]\nurl = \"{}\"\n", self.url);
+        let defaults = "[defaults]\neffects = \"external\"\nlease = \"1s\"\n";
+        let probe = probe.replace("BANK", &address.to_string());
+        Gateway::with(address, &format!("{store}{ALICE}{defaults}{probe}"))
+    }
+}
+
+/// The bank can be asked, and cannot be wrong about what it has not done.
+const PROBE: &str = r#"
+[defaults.probe]
+url = "http://BANK/charges?key={key}"
+headers = { authorization = "Bearer of-the-gateway" }
+allow_private = true
+completed = { status = [200], pointer = "/status", equals = "succeeded", reply_status = "/reply/status", reply_body = "/reply/body" }
+not_executed = { status = [404], authoritative = true }
+"#;
+
+/// A bank with a ledger. Its first charge is held up, before or after it is written down.
+struct Bank {
+    upstream: Upstream,
+    ledger: Arc<Mutex<Vec<String>>>,
+    gate: Gate,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Held {
+    BeforeTheCharge,
+    AfterTheCharge,
+}
+
+impl Bank {
+    fn that_holds(held: Held) -> Bank {
+        let (ledger, gate) = (Arc::new(Mutex::new(Vec::new())), Gate::default());
+        let (book, at_gate) = (Arc::clone(&ledger), gate.clone());
+        let first = Mutex::new(true);
+        let upstream = Upstream::start(move |_, seen| {
+            let mut book = book.lock().expect("not poisoned");
+            let key = |text: Option<&str>| text.unwrap_or_default().trim_matches('"').to_owned();
+            if let Some(query) = seen.line.strip_prefix("GET /charges?key=") {
+                assert_eq!(seen.header("authorization"), Some("Bearer of-the-gateway"));
+                let asked = query.split(' ').next().unwrap_or_default();
+                let there = book.iter().any(|charged| charged == asked);
+                let found =
+                    r#"{"status": "succeeded", "reply": {"status": 201, "body": {"id": "ch_1"}}}"#;
+                let json = "Content-Type: application/json\r\n";
+                return Act::Send(match there {
+                    true => response(200, json, found),
+                    false => response(404, json, "{}"),
+                });
+            }
+            let charged = response(201, "Content-Type: application/json\r\n", r#"{"id":"ch_1"}"#);
+            let holds = std::mem::replace(&mut *first.lock().expect("not poisoned"), false);
+            if holds && held == Held::BeforeTheCharge {
+                return Act::SendLater(Vec::new(), at_gate.clone(), response(503, "", ""));
+            }
+            book.push(key(seen.header("idempotency-key")));
+            match holds {
+                true => Act::SendLater(Vec::new(), at_gate.clone(), charged),
+                false => Act::Send(charged),
+            }
+        });
+        Bank { upstream, ledger, gate }
+    }
+
+    fn charges(&self) -> Vec<String> {
+        self.ledger.lock().expect("not poisoned").clone()
+    }
+}
+
+/// Sends a request and kills the gateway -9 while the bank is at it.
+fn killed_while_the_bank_is_at_it(gateway: Gateway, bank: &Bank) {
+    let address = gateway.address;
+    let client = thread::spawn(move || send(address, &request(address, KEY, "{}", &[])));
+    bank.gate.reached_by(1);
+    gateway.signal("KILL");
+    drop(gateway);
+    assert!(client.join().expect("it ends").is_err(), "the client was not answered");
+}
+
+/// All that a client is told that retries until it has a reply.
+fn told_until_replied(gateway: &Gateway) -> Vec<String> {
+    let mut told: Vec<String> = Vec::new();
+    eventually("a reply", || {
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        if told.last() != Some(&answer.summary()) {
+            told.push(answer.summary());
+        }
+        (answer.status == 201).then_some(())
+    });
+    told
+}
+
+fn record(gateway: &Gateway) -> Value {
+    let listed = document(&admin(gateway, "GET", "/api/v1/keys", None))["records"][0].clone();
+    let id = listed["id"].as_str().expect("an id").to_owned();
+    document(&admin(gateway, "GET", &format!("/api/v1/keys/{id}"), None))
+}
+
+#[test]
+fn a_charge_whose_gateway_was_killed_is_found_by_the_probe_and_made_once() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::AfterTheCharge);
+        killed_while_the_bank_is_at_it(home.gateway(&bank, PROBE), &bank);
+        assert_eq!(bank.charges(), [KEY]);
+        let next = home.gateway(&bank, PROBE);
+        let told = told_until_replied(&next);
+        assert!(told.contains(&"409 idempotency_outcome_unknown".to_owned()), "{told:?}");
+        let reply = post(next.address, KEY, "{}", &[]);
+        assert_eq!(
+            (reply.status, reply.text(), reply.is_replay()),
+            (201, r#"{"id":"ch_1"}"#, true)
+        );
+        assert_eq!(reply.header("content-type"), Some("application/json"));
+        assert_eq!(bank.charges(), [KEY], "one charge in the ledger");
+        let shown = record(&next).to_string();
+        assert!(shown.contains("resolved_completed") && shown.contains("reconciler: "), "{shown}");
+        bank.gate.open();
+    }
+}
+
+#[test]
+fn a_charge_that_was_never_made_is_released_by_the_probe_and_the_retry_makes_it_once() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::BeforeTheCharge);
+        killed_while_the_bank_is_at_it(home.gateway(&bank, PROBE), &bank);
+        assert_eq!(bank.charges(), [""; 0]);
+        let next = home.gateway(&bank, PROBE);
+        let told = told_until_replied(&next);
+        assert!(told.contains(&"409 idempotency_outcome_unknown".to_owned()), "{told:?}");
+        assert_eq!(bank.charges(), [KEY], "the retry made it");
+        assert!(post(next.address, KEY, "{}", &[]).is_replay());
+        assert_eq!(bank.charges(), [KEY]);
+        let shown = record(&next).to_string();
+        assert!(shown.contains("\"released\""), "{shown}");
+        bank.gate.open();
+    }
+}
+
+#[test]
+fn one_probe_that_may_be_wrong_never_releases() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::BeforeTheCharge);
+    let probe = PROBE.replace(", authoritative = true", "");
+    killed_while_the_bank_is_at_it(home.gateway(&bank, &probe), &bank);
+    let next = home.gateway(&bank, &probe);
+    eventually("the first probe", || {
+        post(next.address, KEY, "{}", &[]);
+        let asked = |seen: &crate::support::Seen| seen.line.starts_with("GET ");
+        bank.upstream.seen().iter().any(asked).then_some(())
+    });
+    thread::sleep(Duration::from_millis(500));
+    let answer = post(next.address, KEY, "{}", &[]);
+    assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
+    assert_eq!(bank.charges(), [""; 0]);
+    bank.gate.open();
+}
+
+#[test]
+fn without_a_probe_an_unknown_outcome_waits_for_a_person() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    killed_while_the_bank_is_at_it(home.gateway(&bank, ""), &bank);
+    let next = home.gateway(&bank, "");
+    eventually("the end of the lease", || {
+        let answer = post(next.address, KEY, "{}", &[]);
+        (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
+    });
+    thread::sleep(Duration::from_millis(1_500));
+    let answer = post(next.address, KEY, "{}", &[]);
+    assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
+    assert_eq!(bank.charges(), [KEY]);
+    bank.gate.open();
+}
+
+/// The record is unknown, and was asked about in vain: it is not due for half a minute.
+fn unknown_without_a_probe(home: &Home, bank: &Bank, toml: &str) -> Gateway {
+    killed_while_the_bank_is_at_it(home.gateway(bank, ""), bank);
+    let gateway = home.gateway(bank, toml);
+    eventually("an unknown outcome", || {
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
+    });
+    eventually("a probe", || (record(&gateway)["record"]["probes"] == 1).then_some(()));
+    gateway
+}
+
+fn command(gateway: &Gateway, args: &[&str]) -> String {
+    let ran = binary()
+        .args(args)
+        .env("ONCEWARD_ADMIN", format!("http://{}", gateway.admin))
+        .env("ONCEWARD_ADMIN_TOKEN", TOKEN)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(ran.status.success(), "{args:?}: {text}");
+    text
+}
+
+#[test]
+fn an_operator_has_an_unknown_outcome_asked_about_at_once() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    drop(unknown_without_a_probe(&home, &bank, ""));
+    let gateway = home.gateway(&bank, PROBE);
+    let listed = command(&gateway, &["unknown", "list", "-o", "json"]);
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    let id = listed["records"][0]["id"].as_str().expect("one record").to_owned();
+    assert_eq!(command(&gateway, &["dlq", "list"]).lines().count(), 1, "no dead letter");
+    command(&gateway, &["unknown", "reconcile", &id, "--reason", "the bank is back"]);
+    let reply = eventually("the reply", || {
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        (answer.status == 201).then_some(answer)
+    });
+    assert_eq!((reply.text(), reply.is_replay()), (r#"{"id":"ch_1"}"#, true));
+    let shown = record(&gateway).to_string();
+    assert!(shown.contains("alice: the bank is back"), "{shown}");
+    assert_eq!(bank.charges(), [KEY]);
+    bank.gate.open();
+}
+
+const SECRET: &str = "secret-of-the-bank-0123";
+
+const WEBHOOK: &str = r#"
+[[webhook]]
+name = "bank"
+secret = "secret-of-the-bank-0123"
+operation = "/operation"
+outcome = "/status"
+completed = ["succeeded", "declined"]
+not_executed = ["canceled"]
+reply_status = "/reply/status"
+reply_body = "/reply/body"
+"#;
+
+fn signature(secret: &str, at: u64, body: &str) -> String {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("any length");
+    mac.update(format!("{at}.{body}").as_bytes());
+    let digits = mac.finalize().into_bytes();
+    let hex: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("t={at},v1={hex}")
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
+}
+
+fn tell(gateway: &Gateway, name: &str, body: &str, signature: &str) -> Answer {
+    let request = format!(
+        "POST /.onceward/webhooks/{name} HTTP/1.1\r\nHost: x\r\nOnceward-Signature: {signature}\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    send(gateway.address, &request).expect("an answer")
+}
+
+#[test]
+fn a_signed_message_resolves_and_old_forged_and_unknown_ones_do_not() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::AfterTheCharge);
+        let gateway = unknown_without_a_probe(&home, &bank, WEBHOOK);
+        let id = record(&gateway)["record"]["id"].as_str().expect("an id").to_owned();
+        let message = |id: &str, status: &str, code: u16| {
+            format!(
+                r#"{{"operation":"{id}","status":"{status}","reply":{{"status":{code},"body":{{"id":"ch_1"}}}}}}"#
+            )
+        };
+        let good = message(&id, "succeeded", 201);
+        let told = |body: &str, signature: &str| tell(&gateway, "bank", body, signature).status;
+        // Forged, old, from the future, for other bytes, not signed at all.
+        assert_eq!(told(&good, &signature("another-secret-012345", now(), &good)), 401);
+        assert_eq!(told(&good, &signature(SECRET, now() - 301, &good)), 401);
+        assert_eq!(told(&good, &signature(SECRET, now() + 310, &good)), 401);
+        assert_eq!(told(&good, &signature(SECRET, now(), "{}")), 401);
+        for bad in ["", "t=1", "v1=00", "t=x,v1=00"] {
+            assert_eq!(told(&good, bad), 401, "{bad}");
+        }
+        let other = message("v1.YQ.YWFhYWFhYWFhYWFhYWFhYQ", "succeeded", 201);
+        assert_eq!(told(&other, &signature(SECRET, now(), &other)), 404);
+        let nothing = message(&id, "processing", 201);
+        assert_eq!(told(&nothing, &signature(SECRET, now(), &nothing)), 200);
+        assert_eq!(tell(&gateway, "other", &good, &signature(SECRET, now(), &good)).status, 404);
+        let still = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!(still.summary(), "409 idempotency_outcome_unknown");
+
+        let signed = signature(SECRET, now(), &good);
+        assert_eq!(told(&good, &signed), 200);
+        let reply = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((reply.status, reply.text()), (201, r#"{"id":"ch_1"}"#));
+        // The same again is harmless; something else is an incident, and what stands stands.
+        assert_eq!(told(&good, &signed), 200);
+        let events = |gateway: &Gateway| record(gateway)["timeline"].to_string();
+        assert!(!events(&gateway).contains("incident"), "{}", events(&gateway));
+        let declined = message(&id, "declined", 402);
+        assert_eq!(told(&declined, &signature(SECRET, now(), &declined)), 200);
+        assert!(events(&gateway).contains("incident"), "{}", events(&gateway));
+        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 201);
+        assert_eq!(bank.charges(), [KEY]);
+        bank.gate.open();
+    }
+}
+
+#[test]
+fn without_webhooks_their_path_is_like_any_other() {
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    bank.gate.open();
+    let gateway = Home::file().gateway(&bank, "");
+    let passed = send(gateway.address, "GET /.onceward/webhooks/bank HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_eq!(passed.expect("an answer").status, 201, "upstream answered");
+}

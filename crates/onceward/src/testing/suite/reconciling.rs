@@ -1,0 +1,299 @@
+//! How unknown outcomes are asked about, and what becomes of the answers.
+
+use std::time::Duration;
+
+use crate::{
+    clock::Timestamp,
+    machine::{SETTLE, probe_pause},
+    record::{AuditEvent, Effects, Inquiry, Lease, RecordId, State},
+    store::{Ask, Proof, Resolution, Resolved, Write, Written, list::Query},
+    testing::{
+        Harness,
+        samples::{LEASE, MAX_EXECUTION, ask, reply, retry},
+    },
+};
+
+async fn unknown(on: &Harness, key: &str) -> (Ask, Lease) {
+    let ask = ask(key);
+    let lease = on.grant(&ask).await;
+    assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    (ask, lease)
+}
+
+/// Begins the next probe, which must be due.
+async fn begin(on: &Harness, id: &RecordId) -> Inquiry {
+    let probes = on.record(id).await.inquiry.probes;
+    on.resolved(id, Resolution::Ask { probes }).await;
+    on.record(id).await.inquiry
+}
+
+async fn events(on: &Harness, id: &RecordId) -> Vec<AuditEvent> {
+    on.audit(id).await.into_iter().map(|audit| audit.event).collect()
+}
+
+/// When nothing can be on its way any more.
+async fn quiet_since(on: &Harness, id: &RecordId) -> Timestamp {
+    on.record(id).await.lease_until.plus(MAX_EXECUTION).plus(SETTLE)
+}
+
+/// The ticket of an unknown outcome is there from the first moment on.
+pub async fn an_unknown_record_is_due_at_once_and_whoever_waits_longest_comes_first(on: Harness) {
+    assert_eq!(on.due_unknown(10).await, []);
+    on.occupy(&ask("at work")).await;
+    let mut asks = Vec::new();
+    for key in ["first", "second", "third"] {
+        asks.push(unknown(&on, key).await.0);
+        on.clock.advance(Duration::from_secs(1));
+    }
+    let keys = |due: Vec<crate::record::Record>| -> Vec<String> {
+        due.into_iter().map(|record| record.id.key.as_str().to_owned()).collect()
+    };
+    let expected: Vec<_> = asks.iter().map(|ask| ask.id.key.as_str().to_owned()).collect();
+    assert_eq!(keys(on.due_unknown(10).await), expected);
+    assert_eq!(keys(on.due_unknown(2).await), expected[..2]);
+    assert_eq!(on.due_unknown(0).await, []);
+}
+
+/// Two nodes saw the same record. One of them asks.
+pub async fn only_one_of_two_that_ask_at_once_may(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    on.resolved(&ask.id, Resolution::Ask { probes: 0 }).await;
+    let second = on.resolve(&ask.id, Resolution::Ask { probes: 0 }).await;
+    assert!(matches!(second, Resolved::Refused(_)), "{second:?}");
+    // Nor may one that has seen the first, as long as it may still be asking.
+    let third = on.resolve(&ask.id, Resolution::Ask { probes: 1 }).await;
+    assert!(matches!(third, Resolved::Refused(_)), "{third:?}");
+    let record = on.record(&ask.id).await;
+    let now = on.now();
+    let expected = Inquiry { probes: 1, asked_at: Some(now), absent_at: None };
+    assert_eq!((record.state, record.inquiry), (State::Unknown, expected));
+    assert_eq!(record.reconcile_after, Some(now.plus(probe_pause(1))));
+    assert_eq!(events(&on, &ask.id).await, [], "a question changes nothing that is to be audited");
+}
+
+/// A question that is never answered keeps nobody from asking again.
+pub async fn who_asks_and_dies_is_followed_by_another_after_the_pause(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    begin(&on, &ask.id).await;
+    on.clock.advance(probe_pause(1) - Duration::from_micros(1));
+    assert_eq!(on.due_unknown(10).await, []);
+    on.clock.advance(Duration::from_micros(1));
+    assert_eq!(on.due_unknown(10).await.len(), 1);
+    assert_eq!(begin(&on, &ask.id).await.probes, 2);
+}
+
+/// Nobody is asked all the time.
+pub async fn the_pause_doubles_up_to_an_hour(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    for seconds in [30, 60, 120, 240, 480, 960, 1920, 3600, 3600] {
+        begin(&on, &ask.id).await;
+        let due = on.record(&ask.id).await.reconcile_after.expect("it is unknown");
+        assert_eq!(due, on.now().plus(Duration::from_secs(seconds)));
+        on.clock.set(due);
+    }
+}
+
+/// Rule 6: one probe that finds nothing is never enough, however late it comes.
+pub async fn one_probe_that_finds_nothing_never_releases(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    let quiet = quiet_since(&on, &ask.id).await;
+    begin(&on, &ask.id).await;
+    let early = on.resolve(&ask.id, Resolution::Absent { probe: 1 }).await;
+    assert_eq!(early, Resolved::TooEarly { not_before: quiet });
+    assert_eq!(on.record(&ask.id).await.reconcile_after, Some(quiet), "it comes again then");
+    assert_eq!(on.record(&ask.id).await.inquiry.absent_at, None, "it does not count");
+
+    on.clock.set(quiet.plus(SETTLE * 10));
+    begin(&on, &ask.id).await;
+    for _ in 0..3 {
+        // The same answer told again is still one probe.
+        let first = on.resolve(&ask.id, Resolution::Absent { probe: 2 }).await;
+        assert_eq!(first, Resolved::TooEarly { not_before: on.now().plus(SETTLE) });
+    }
+    assert_eq!(on.record(&ask.id).await.state, State::Unknown);
+    assert_eq!(on.occupied(&retry(&ask)).await.state, State::Unknown);
+}
+
+/// Rule 6: two probes, both after nothing can be on its way, and one settle apart.
+pub async fn two_probes_that_find_nothing_release_when_late_and_apart_enough(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    on.clock.set(quiet_since(&on, &ask.id).await);
+    begin(&on, &ask.id).await;
+    let first = on.resolve(&ask.id, Resolution::Absent { probe: 1 }).await;
+    let not_before = on.now().plus(SETTLE);
+    assert_eq!(first, Resolved::TooEarly { not_before });
+    on.clock.set(not_before);
+    begin(&on, &ask.id).await;
+    // It takes long to be answered: when it was asked counts.
+    on.clock.advance(Duration::from_secs(9));
+    on.resolved(&ask.id, Resolution::Absent { probe: 2 }).await;
+    let record = on.record(&ask.id).await;
+    assert_eq!((record.state, record.inquiry), (State::FailedRetryable, Inquiry::default()));
+    assert_eq!(events(&on, &ask.id).await, [AuditEvent::Released]);
+    assert_eq!(on.grant(&retry(&ask)).await.attempt_number, 2);
+}
+
+/// An answer that comes after the next question was begun may be about another time.
+pub async fn a_probe_that_was_overtaken_decides_nothing(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    on.clock.set(quiet_since(&on, &ask.id).await);
+    let before = on.resolve(&ask.id, Resolution::Absent { probe: 0 }).await;
+    assert!(matches!(before, Resolved::Refused(_)), "nobody has asked: {before:?}");
+    begin(&on, &ask.id).await;
+    on.clock.advance(probe_pause(1));
+    begin(&on, &ask.id).await;
+    for probe in [0, 1, 3] {
+        let refused = on.resolve(&ask.id, Resolution::Absent { probe }).await;
+        assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+    }
+    assert_eq!(on.record(&ask.id).await.inquiry.absent_at, None);
+}
+
+/// After the limit nobody asks any more. The record stays, and so does the right of its owner.
+pub async fn what_was_given_up_is_a_dead_letter_and_not_due(on: Harness) {
+    let (ask, lease) = unknown(&on, "key").await;
+    on.resolved(&ask.id, Resolution::DeadLetter).await;
+    let record = on.record(&ask.id).await;
+    assert!(record.is_dead_letter(), "{record:?}");
+    on.clock.advance(Duration::from_secs(10 * 365 * 86_400));
+    assert_eq!(on.due_unknown(10).await, []);
+    let _another = unknown(&on, "another").await;
+    let query = Query { dead_letters: true, limit: 10, ..Query::default() };
+    let listed = on.store.list_records(query.clone()).await.expect("a list");
+    assert_eq!(listed, on.model().list(&query, on.now()));
+    assert_eq!(listed.records.len(), 1, "{listed:?}");
+    let again = on.resolve(&ask.id, Resolution::DeadLetter).await;
+    assert!(matches!(again, Resolved::Refused(_)), "{again:?}");
+    assert_eq!(events(&on, &ask.id).await, [AuditEvent::DeadLettered]);
+    assert_eq!(on.occupied(&retry(&ask)).await.state, State::Unknown);
+    assert_eq!(on.write(&lease, Write::Complete(reply("late"))).await, Written::Applied);
+    assert!(!on.record(&ask.id).await.is_dead_letter());
+}
+
+/// A person hands it back, as often as they like.
+pub async fn a_redriven_dead_letter_is_due_as_if_new_and_every_time_is_remembered(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    begin(&on, &ask.id).await;
+    for _ in 0..2 {
+        on.clock.advance(Duration::from_secs(1));
+        on.resolved(&ask.id, Resolution::DeadLetter).await;
+        on.clock.advance(Duration::from_secs(1));
+        on.resolved(&ask.id, Resolution::Redrive).await;
+        let record = on.record(&ask.id).await;
+        assert_eq!((record.reconcile_after, record.inquiry), (Some(on.now()), Inquiry::default()));
+        assert_eq!(on.due_unknown(10).await.len(), 1);
+    }
+    let (dead, redriven) = (AuditEvent::DeadLettered, AuditEvent::Redriven);
+    assert_eq!(events(&on, &ask.id).await, [dead, redriven, dead, redriven]);
+}
+
+/// The next unknown outcome of the same key begins at its beginning.
+pub async fn what_was_asked_is_forgotten_when_the_outcome_is_known(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    on.clock.set(quiet_since(&on, &ask.id).await);
+    begin(&on, &ask.id).await;
+    let _ = on.resolve(&ask.id, Resolution::Absent { probe: 1 }).await;
+    on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+    assert_eq!(on.record(&ask.id).await.inquiry, Inquiry::default());
+    let lease = on.grant(&retry(&ask)).await;
+    assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    assert_eq!(on.record(&ask.id).await.inquiry, Inquiry::default());
+
+    let (swept, _) = unknown(&on, "another").await;
+    begin(&on, &swept.id).await;
+    on.resolved(&swept.id, Resolution::Complete(reply("found"))).await;
+    assert_eq!(on.record(&swept.id).await.inquiry, Inquiry::default());
+}
+
+/// The attempt itself knows best, also while somebody asks; and then nothing else is believed.
+pub async fn a_late_owner_completes_what_is_being_asked_about(on: Harness) {
+    let (ask, lease) = unknown(&on, "key").await;
+    on.clock.set(quiet_since(&on, &ask.id).await);
+    begin(&on, &ask.id).await;
+    assert_eq!(on.write(&lease, Write::Complete(reply("late"))).await, Written::Applied);
+    for resolution in [
+        Resolution::Absent { probe: 1 },
+        Resolution::Release(Proof::Authoritative),
+        Resolution::Complete(reply("found")),
+    ] {
+        let refused = on.resolve(&ask.id, resolution).await;
+        assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+    }
+    assert_eq!(on.record(&ask.id).await.reply, Some(reply("late")));
+    // The same status in other words is the same result.
+    assert_eq!(events(&on, &ask.id).await, [AuditEvent::LateCompletion]);
+}
+
+/// Two results for one generation: one stands, the other is kept beside it, and somebody must look.
+pub async fn two_different_results_are_an_incident_and_both_are_kept(on: Harness) {
+    let declined =
+        || crate::reply::Reply { status: http::StatusCode::PAYMENT_REQUIRED, ..reply("no") };
+    // What a source says against what is stored.
+    let (ask, _) = unknown(&on, "told").await;
+    on.resolved(&ask.id, Resolution::Complete(reply("found"))).await;
+    for _ in 0..2 {
+        let refused = on.resolve(&ask.id, Resolution::Complete(declined())).await;
+        assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+    }
+    assert_eq!(on.record(&ask.id).await.reply, Some(reply("found")));
+    let audit = on.audit(&ask.id).await;
+    let kept: Vec<_> = audit.iter().map(|it| (it.event, it.reply.clone())).collect();
+    let expected = [
+        (AuditEvent::ResolvedCompleted, Some(reply("found"))),
+        (AuditEvent::Incident, Some(declined())),
+    ];
+    assert_eq!(kept, expected);
+
+    // What the attempt itself says against it.
+    let (ask, lease) = unknown(&on, "said").await;
+    on.resolved(&ask.id, Resolution::Complete(reply("found"))).await;
+    let late = on.write(&lease, Write::Complete(declined())).await;
+    assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    let expected = [AuditEvent::ResolvedCompleted, AuditEvent::Incident];
+    assert_eq!(events(&on, &ask.id).await, expected);
+
+    // Two attempts of what must act once, and both came to a result.
+    let (ask, first) = unknown(&on, "both").await;
+    on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+    let second = on.grant(&retry(&ask)).await;
+    assert_eq!(on.write(&second, Write::Complete(reply("two"))).await, Written::Applied);
+    let late = on.write(&first, Write::Complete(reply("one"))).await;
+    assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    assert_eq!(on.record(&ask.id).await.reply, Some(reply("two")));
+    let kept = on.audit(&ask.id).await.pop().expect("evidence");
+    assert_eq!((kept.event, kept.attempt), (AuditEvent::Incident, first.attempt));
+    assert_eq!(kept.reply, Some(reply("one")));
+
+    // What may run again may come to a result twice.
+    let ask = Ask { effects: Effects::None, ..self::ask("harmless") };
+    let first = on.grant(&ask).await;
+    on.clock.advance(LEASE);
+    let second = on.grant(&retry(&ask)).await;
+    assert_eq!(on.write(&second, Write::Complete(reply("two"))).await, Written::Applied);
+    let late = on.write(&first, Write::Complete(reply("one"))).await;
+    assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    let kept = on.audit(&ask.id).await.pop().expect("evidence");
+    assert_eq!(kept.event, AuditEvent::SupersededResult);
+}
+
+/// Every other state has nothing to ask.
+pub async fn only_unknown_records_are_asked_about_given_up_or_redriven(on: Harness) {
+    let writes =
+        [Some(Write::Complete(reply("done"))), Some(Write::Release("not_sent".into())), None];
+    for (number, write) in writes.into_iter().enumerate() {
+        let ask = ask(&format!("key-{number}"));
+        let lease = on.grant(&ask).await;
+        if let Some(write) = write {
+            assert_eq!(on.write(&lease, write).await, Written::Applied);
+        }
+        for resolution in [
+            Resolution::Ask { probes: 0 },
+            Resolution::Absent { probe: 0 },
+            Resolution::DeadLetter,
+            Resolution::Redrive,
+        ] {
+            let refused = on.resolve(&ask.id, resolution).await;
+            assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+        }
+    }
+}

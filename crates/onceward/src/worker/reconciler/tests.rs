@@ -1,0 +1,278 @@
+//! The reconciler on a memory store, with a clock of its own and probes that say what they are told.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU32, Ordering},
+};
+
+use http::StatusCode;
+use tokio::sync::Notify;
+
+use super::*;
+use crate::{
+    clock::{Clock as _, ManualClock},
+    machine::SETTLE,
+    record::{AuditEvent, Lease},
+    reply::ReplyBody,
+    store::{MemoryStore, Reservation, Write, Written},
+    testing::samples::{MAX_EXECUTION, ask, retry},
+};
+
+struct World {
+    store: Arc<MemoryStore>,
+    clock: ManualClock,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = ManualClock::default();
+        clock.set(Timestamp::from_micros(1_000_000_000_000_000));
+        World { store: Arc::new(MemoryStore::with_clock(Arc::new(clock.clone()))), clock }
+    }
+
+    async fn unknown(&self, key: &str) -> Lease {
+        let reserved = self.store.reserve(ask(key)).await.expect("reserve answers");
+        let Reservation::Granted { lease, .. } = reserved else { panic!("{reserved:?}") };
+        let written = self.store.write(&lease, Write::MarkUnknown("reset".into())).await;
+        assert_eq!(written.expect("write answers"), Written::Applied);
+        lease
+    }
+
+    async fn record(&self, key: &str) -> Record {
+        self.store.load(&ask(key).id).await.expect("load answers").expect("it is there")
+    }
+
+    fn reconciler(&self, probe: impl Probe) -> Reconciler {
+        Reconciler::new(self.store.clone(), probe)
+    }
+
+    /// Until the record is due again.
+    async fn wait_until_due(&self, key: &str) {
+        let due = self.record(key).await.reconcile_after.expect("it is unknown");
+        self.clock.set(due.max(self.clock.now()));
+    }
+}
+
+fn reply(status: u16, body: &'static str) -> Reply {
+    Reply {
+        status: StatusCode::from_u16(status).expect("a status"),
+        headers: Vec::new(),
+        body: ReplyBody::Stored(body.into()),
+        schema_version: None,
+    }
+}
+
+/// Says this, and counts how often it was asked.
+#[derive(Clone, Debug)]
+struct Says(Finding, Arc<AtomicU32>);
+
+impl Says {
+    fn new(finding: Finding) -> Self {
+        Says(finding, Arc::default())
+    }
+
+    fn asked(&self) -> u32 {
+        self.1.load(Ordering::SeqCst)
+    }
+}
+
+impl Probe for Says {
+    fn ask<'a>(&'a self, _: &'a Unknown) -> ProbeFuture<'a> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        Box::pin(async { self.0.clone() })
+    }
+}
+
+#[tokio::test]
+async fn what_the_probe_found_completed_is_completed_with_that_reply() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let probe = Says::new(Finding::Completed(reply(201, "charged")));
+    let done = world.reconciler(probe.clone()).run_once(10).await;
+    assert_eq!(done, Reconciled { completed: 1, ..Reconciled::default() });
+    let record = world.record("key").await;
+    assert_eq!((record.state, record.reply), (State::Completed, Some(reply(201, "charged"))));
+    let audit = world.store.audit(&ask("key").id).await.expect("audit answers");
+    let [resolved] = &audit[..] else { panic!("{audit:?}") };
+    assert_eq!(resolved.event, AuditEvent::ResolvedCompleted);
+    assert!(resolved.reason.starts_with("reconciler: "), "{}", resolved.reason);
+    assert_eq!(world.reconciler(probe.clone()).run_once(10).await, Reconciled::default());
+    assert_eq!(probe.asked(), 1);
+}
+
+#[tokio::test]
+async fn one_probe_that_finds_nothing_releases_nothing_and_two_that_count_do() {
+    let world = World::new();
+    let lease = world.unknown("key").await;
+    let probe = Says::new(Finding::NotExecuted { authoritative: false });
+    let reconciler = world.reconciler(probe.clone());
+    // At once, when nothing can be known; then after everything has settled; then once more.
+    let quiet = lease.until.plus(MAX_EXECUTION).plus(SETTLE);
+    for expected in [quiet, quiet.plus(SETTLE)] {
+        let done = reconciler.run_once(10).await;
+        assert_eq!(done, Reconciled { still_unknown: 1, ..Reconciled::default() });
+        let record = world.record("key").await;
+        assert_eq!((record.state, record.reconcile_after), (State::Unknown, Some(expected)));
+        world.wait_until_due("key").await;
+    }
+    let done = reconciler.run_once(10).await;
+    assert_eq!(done, Reconciled { released: 1, ..Reconciled::default() });
+    assert_eq!(world.record("key").await.state, State::FailedRetryable);
+    assert_eq!(probe.asked(), 3);
+}
+
+#[tokio::test]
+async fn an_authoritative_probe_releases_at_once_and_the_retry_runs() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let probe = Says::new(Finding::NotExecuted { authoritative: true });
+    let done = world.reconciler(probe).run_once(10).await;
+    assert_eq!(done, Reconciled { released: 1, ..Reconciled::default() });
+    let again = world.store.reserve(retry(&ask("key"))).await.expect("reserve answers");
+    assert!(matches!(again, Reservation::Granted { .. }), "{again:?}");
+}
+
+#[tokio::test]
+async fn after_the_limit_it_is_a_dead_letter_and_nobody_is_asked_any_more() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let probe = Says::new(Finding::StillUnknown);
+    let reconciler = world.reconciler(probe.clone()).probes_max(3);
+    for _ in 0..2 {
+        let done = reconciler.run_once(10).await;
+        assert_eq!(done, Reconciled { still_unknown: 1, ..Reconciled::default() });
+        assert_eq!(reconciler.run_once(10).await, Reconciled::default(), "not before its pause");
+        world.wait_until_due("key").await;
+    }
+    let done = reconciler.run_once(10).await;
+    assert_eq!(done, Reconciled { dead: 1, ..Reconciled::default() });
+    assert!(world.record("key").await.is_dead_letter());
+    world.clock.advance(Duration::from_secs(365 * 86_400));
+    assert_eq!(reconciler.run_once(10).await, Reconciled::default());
+    assert_eq!(probe.asked(), 3);
+}
+
+/// Panics about one key, never answers about another, and knows the rest.
+#[derive(Debug)]
+struct Unreliable;
+
+impl Probe for Unreliable {
+    fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a> {
+        Box::pin(async move {
+            match unknown.id.key.as_str() {
+                "panics" => panic!("as it should"),
+                "hangs" => std::future::pending().await,
+                _ => Finding::Completed(reply(201, "charged")),
+            }
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_that_hang_or_panic_keep_nobody_else_waiting() {
+    let world = World::new();
+    for key in ["hangs", "panics", "fine", "fine too"] {
+        let _lease = world.unknown(key).await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    let reconciler = world.reconciler(Unreliable).at_once(2).patience(Duration::from_secs(3_600));
+    let running = tokio::spawn(reconciler.clone().run());
+    // One place is taken by the one that hangs; the others go through the second one.
+    while world.record("fine too").await.state != State::Completed {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(world.record("fine").await.state, State::Completed);
+    assert_eq!(world.record("panics").await.state, State::Unknown);
+    assert_eq!(world.record("hangs").await.state, State::Unknown);
+    running.abort();
+    // And one that takes too long is given up: it is asked about again later.
+    world.wait_until_due("hangs").await;
+    let patient = reconciler.patience(Duration::from_secs(1));
+    let done = patient.run_once(10).await;
+    assert_eq!((done.still_unknown, world.record("hangs").await.inquiry.probes), (2, 2));
+}
+
+/// Waits for a word before it answers, and says when it was asked.
+#[derive(Debug)]
+struct Gated {
+    asked: Arc<Notify>,
+    answer: Arc<Notify>,
+    finding: Mutex<Finding>,
+}
+
+impl Probe for Gated {
+    fn ask<'a>(&'a self, _: &'a Unknown) -> ProbeFuture<'a> {
+        Box::pin(async {
+            self.asked.notify_one();
+            self.answer.notified().await;
+            self.finding.lock().expect("not poisoned").clone()
+        })
+    }
+}
+
+fn gated(finding: Finding) -> (Gated, Arc<Notify>, Arc<Notify>) {
+    let (asked, answer) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let finding = Mutex::new(finding);
+    (Gated { asked: asked.clone(), answer: answer.clone(), finding }, asked, answer)
+}
+
+#[tokio::test]
+async fn an_owner_that_comes_while_it_is_asked_about_wins_and_nothing_is_released() {
+    for finding in [
+        Finding::NotExecuted { authoritative: true },
+        Finding::NotExecuted { authoritative: false },
+        Finding::Completed(reply(402, "declined")),
+    ] {
+        let world = World::new();
+        let lease = world.unknown("key").await;
+        let contradicts = matches!(finding, Finding::Completed(_));
+        let (probe, asked, answer) = gated(finding);
+        let reconciler = world.reconciler(probe);
+        let running = tokio::spawn(async move { reconciler.run_once(10).await });
+        asked.notified().await;
+        let late = world.store.write(&lease, Write::Complete(reply(201, "mine"))).await;
+        assert_eq!(late.expect("write answers"), Written::Applied);
+        answer.notify_one();
+        let done = running.await.expect("it ends");
+        assert_eq!(done, Reconciled { left: 1, ..Reconciled::default() });
+        assert_eq!(world.record("key").await.reply, Some(reply(201, "mine")));
+        let audit = world.store.audit(&ask("key").id).await.expect("audit answers");
+        let incidents = audit.iter().filter(|it| it.event == AuditEvent::Incident).count();
+        assert_eq!(incidents, usize::from(contradicts), "{audit:?}");
+    }
+}
+
+#[tokio::test]
+async fn two_reconcilers_ask_about_one_outcome_once() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let (probe, asked, answer) = gated(Finding::Completed(reply(201, "charged")));
+    let first = world.reconciler(probe);
+    let running = tokio::spawn(async move { first.run_once(10).await });
+    asked.notified().await;
+    let other = Says::new(Finding::NotExecuted { authoritative: true });
+    let second = world.reconciler(other.clone());
+    assert_eq!(second.run_once(10).await, Reconciled::default());
+    // Nor if it had listed the record before.
+    let mut listed = world.record("key").await;
+    listed.inquiry.probes = 0;
+    assert!(matches!(second.reconcile(listed).await, Ok(End::Left)));
+    assert_eq!(other.asked(), 0);
+    answer.notify_one();
+    assert_eq!(running.await.expect("it ends").completed, 1);
+}
+
+#[tokio::test]
+async fn a_reconciler_that_died_while_it_asked_is_followed_by_another() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let (probe, asked, _answer) = gated(Finding::StillUnknown);
+    let first = world.reconciler(probe);
+    let running = tokio::spawn(async move { first.run_once(10).await });
+    asked.notified().await;
+    running.abort();
+    let second = world.reconciler(Says::new(Finding::Completed(reply(201, "charged"))));
+    assert_eq!(second.run_once(10).await, Reconciled::default(), "it may still be asking");
+    world.wait_until_due("key").await;
+    assert_eq!(second.run_once(10).await.completed, 1);
+}
