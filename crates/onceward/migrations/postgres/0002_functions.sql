@@ -63,6 +63,37 @@ BEGIN
     IF patience IS NOT NULL THEN
         PERFORM set_config('lock_timeout', patience, true);
     END IF;
+    IF new_ones AND requests IS NULL AND cardinality(scopes) = 1 AND modes[classes[1]] = 'execute' THEN
+        -- One that is alone does not pay for what serves many. If its key is taken, it is looked up
+        -- below.
+        INSERT INTO onceward.records (
+            scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
+            route, method, path, created_at, started_at, lease_until, max_execution, expires_at,
+            retention, tombstone, void, check_at, reap_at)
+        SELECT
+            scopes[1], keys[1], recipes[classes[1]], fingerprints[1], 1, 'in_progress',
+            reserve.attempts[1], greatest(t, 1), 1, (reserve.effects)[classes[1]],
+            routes[classes[1]], methods[classes[1]], paths[1], t, t,
+            onceward.plus(t, leases[classes[1]]), max_executions[classes[1]],
+            onceward.plus(t, retentions[classes[1]]), retentions[classes[1]],
+            tombstones[classes[1]], false, onceward.plus(t, leases[classes[1]]),
+            onceward.plus(t, retentions[classes[1]])
+        -- A row that a transaction is changing would hold it up.
+        WHERE NOT EXISTS (SELECT FROM onceward.records r
+                          WHERE r.scope = scopes[1] AND r.key = keys[1])
+        ON CONFLICT (scope, key) DO NOTHING
+        RETURNING record_id INTO one.record_id;
+        IF one.record_id IS NOT NULL THEN
+            INSERT INTO onceward.leases (check_at, record_id)
+            VALUES (onceward.plus(t, leases[classes[1]]), one.record_id);
+            one := NULL;
+            one.verdict := 'taken';
+            one.at := t;
+            RETURN NEXT one;
+            RETURN;
+        END IF;
+        new_ones := false;
+    END IF;
     IF requests IS NOT NULL THEN
         -- Only what is taken now leaves its request.
         SELECT coalesce(array_agg(r.record_id), '{}') INTO known
@@ -215,6 +246,9 @@ DECLARE
     t bigint := onceward.micros(write.at);
     applied uuid[];
     stepped bigint[];
+    one bigint;
+    listed_at bigint;
+    has_steps boolean;
 BEGIN
     IF patience IS NOT NULL THEN
         PERFORM set_config('lock_timeout', patience, true);
@@ -225,6 +259,31 @@ BEGIN
         LEFT JOIN LATERAL (SELECT r.key FROM onceward.records r
                            WHERE r.scope = a.scope AND r.key = a.key
                            FOR NO KEY UPDATE SKIP LOCKED) r ON true;
+    END IF;
+    IF cardinality(scopes) = 1 AND kinds[1] = 'complete' THEN
+        -- One that is alone does not pay for what serves many.
+        UPDATE onceward.records AS r SET
+            state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
+            -- Earlier than it is filed only if the clock was set back.
+            reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
+            last_error = reasons[1], reconcile_after = NULL, reply_status = statuses[1]
+        WHERE r.scope = scopes[1] AND r.key = keys[1] AND r.attempt = write.attempts[1]
+          AND r.fence = fences[1] AND r.state = 'in_progress'
+        RETURNING r.record_id, r.check_at,
+                  r.effects = 'phased' OR r.recovery_point IS NOT NULL OR r.queued_until IS NOT NULL
+        INTO one, listed_at, has_steps;
+        IF one IS NULL THEN
+            RETURN;
+        END IF;
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        VALUES (one, write.headers[1], schema_versions[1], bodies[1]);
+        DELETE FROM onceward.leases l WHERE l.check_at = listed_at AND l.record_id = one;
+        IF has_steps THEN
+            DELETE FROM onceward.requests q WHERE q.record_id = one;
+            DELETE FROM onceward.steps s WHERE s.record_id = one;
+        END IF;
+        RETURN NEXT write.attempts[1];
+        RETURN;
     END IF;
     WITH written AS (
         UPDATE onceward.records AS r SET
