@@ -27,6 +27,7 @@ mod quota; // [quota]
 mod route; // [[route]]: which rules hold for a request
 mod scope; // [scope]
 mod secret; // ${env:NAME}
+mod sink; // [[sink]]
 mod suggest; // did you mean
 mod webhook; // [[webhook]]
 mod transport; // [tls], [upstream], [limits]
@@ -41,6 +42,7 @@ pub(crate) use probe::{Condition, ProbeSettings, ReplyStatus, is_private};
 pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
 pub(crate) use scope::TokenRules;
 use secret::Text;
+pub(crate) use sink::SinkSettings;
 pub(crate) use suggest::hint;
 pub(crate) use transport::{KeyPair, Limits, UpstreamSettings};
 pub(crate) use webhook::{About, WebhookSettings};
@@ -76,6 +78,8 @@ pub(crate) struct Config {
     pub(crate) workers: Workers,
     /// Providers that tell by themselves what became of operations.
     pub(crate) webhooks: Vec<WebhookSettings>,
+    /// Where the messages of the outbox are delivered.
+    pub(crate) sinks: Vec<SinkSettings>,
 }
 
 /// Where records are kept.
@@ -156,6 +160,7 @@ impl Config {
             workers: workers::workers(&args, &file.workers)?,
             privacy: privacy::resolve(&file.privacy, &routes, &store)?,
             webhooks: webhook::resolve(&file.webhooks)?,
+            sinks: sink::resolve(&file.sinks)?,
             upstream,
             listen,
             admin,
@@ -196,6 +201,11 @@ impl Config {
                 route.name()
             );
         }
+        ensure!(
+            self.store != StoreUrl::Memory || self.sinks.is_empty(),
+            "the store memory: has no outbox, so that there is nothing to deliver to a [[sink]]; use \
+             another store"
+        );
         ensure!(
             self.store != StoreUrl::Memory || self.workers.role == Role::All,
             "the store memory: is this process's own, so that it serves and works for itself; use \

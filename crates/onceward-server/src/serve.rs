@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use metrics_exporter_prometheus::PrometheusHandle;
 use onceward::{
     Engine, Settings, Store,
+    outbox::HttpSink,
     store::{IdentityCheck, StoreError},
 };
 use tokio::{
@@ -113,7 +114,8 @@ impl Running {
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
         let reconciling = reconcile(&store, &config)?;
-        let workers = Workers::start(&engine, store.outbox(), &config.workers);
+        let sinks = sinks(&config)?;
+        let workers = Workers::start(&engine, store.outbox(), &config.workers, sinks);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
             listen = gateway_listening.as_ref().map(|listening| field::display(listening.address)),
@@ -179,13 +181,13 @@ impl Running {
             self.store.set_ring(config.privacy.ring.as_ref());
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
-        let reconciling = reconcile(&self.store, &config)?;
+        let (reconciling, sinks) = (reconcile(&self.store, &config)?, sinks(&config)?);
         self.gateway.set_up(setup);
         self.reconciling = reconciling;
         if config.workers.role.works() {
             self.dispatcher = Some(Dispatcher::start(&self.gateway));
         }
-        let workers = Workers::start(&engine, self.store.outbox(), &config.workers);
+        let workers = Workers::start(&engine, self.store.outbox(), &config.workers, sinks);
         std::mem::replace(&mut self.workers, workers).replace();
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         (self.engine, self.config) = (engine, config);
@@ -238,6 +240,10 @@ impl Running {
 fn reconcile(store: &OpenStore, config: &Config) -> Result<Option<Reconciling>> {
     let works = config.workers.role.works();
     works.then(|| Reconciling::start(&store.store, &config.routes)).transpose()
+}
+
+fn sinks(config: &Config) -> Result<Vec<(String, HttpSink)>> {
+    config.sinks.iter().map(|sink| Ok((sink.name.clone(), sink.open()?))).collect()
 }
 
 /// Finds out whether a store that was down is back, also while no requests come.

@@ -1,9 +1,10 @@
-//! The workers of a process: sweeper, reaper and surveyor.
+//! The workers of a process: sweeper, reaper, surveyor, and the relay of the outbox.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use onceward::{
     Engine, OutboxStore,
+    outbox::{HttpSink, Relay},
     worker::{Reaper, Surveyor, Sweeper},
 };
 use tokio::{
@@ -28,6 +29,7 @@ impl Workers {
         engine: &Arc<Engine>,
         outbox: Option<Arc<dyn OutboxStore>>,
         settings: &config::Workers,
+        sinks: Vec<(String, HttpSink)>,
     ) -> Self {
         let (going, gone) = watch::channel(());
         let mut tasks = JoinSet::new();
@@ -39,6 +41,15 @@ impl Workers {
         let sweeper = Sweeper::new(Arc::clone(engine));
         let mut reaper = Reaper::new(Arc::clone(engine)).audit_retention(settings.audit_retention);
         if let Some(outbox) = outbox {
+            if !sinks.is_empty() {
+                let relay = Relay::new(Arc::clone(&outbox));
+                let relay =
+                    sinks.into_iter().fold(relay, |relay, (name, sink)| relay.sink(name, sink));
+                let stop = stopped(gone.clone());
+                tasks.spawn(async move {
+                    relay.run(stop).await;
+                });
+            }
             reaper = reaper.outbox(Arc::clone(&outbox), settings.message_retention);
             surveyor = surveyor.outbox(outbox);
         }

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{privacy, probe, quota, secret::Text, suggest, transport, webhook, workers};
+use super::{privacy, probe, quota, secret::Text, sink, suggest, transport, webhook, workers};
 
 /// The version of the file format that this program reads.
 const VERSION: i64 = 1;
@@ -64,6 +64,9 @@ pub(crate) struct File {
     /// Providers that tell by themselves what became of operations.
     #[serde(default, rename = "webhook")]
     pub(crate) webhooks: Vec<webhook::WebhookFile>,
+    /// Where the messages of the outbox are delivered.
+    #[serde(default, rename = "sink")]
+    pub(crate) sinks: Vec<sink::SinkFile>,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

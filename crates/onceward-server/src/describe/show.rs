@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
 use onceward::{
     InFlight, KeyRules, Queued, Rate,
     key::{Emails, Syntax},
@@ -11,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::table::columns;
 use crate::config::{
     About, AdminSettings, Config, KeyPair, Limits, ON_5XX, Privacy, ProbeSettings, ReplyStatus,
-    Route, StoreUrl, UpstreamSettings, WebhookSettings, Workers,
+    Route, SinkSettings, StoreUrl, UpstreamSettings, WebhookSettings, Workers,
 };
 
 /// Settings by their name in the file, in its order.
@@ -214,14 +215,27 @@ fn webhook(webhook: &WebhookSettings) -> Value {
     })
 }
 
-/// Without the values of headers, which may be secrets.
+fn sink(sink: &SinkSettings) -> Value {
+    json!({
+        "name": sink.name,
+        "url": sink.url,
+        "idempotent": sink.idempotent,
+        "headers": masked(&sink.headers),
+        "timeout": duration(sink.timeout),
+        "provider_id": sink.provider_id.as_ref().map(ToString::to_string),
+    })
+}
+
+/// The values of headers may be secrets.
+fn masked(headers: &[(HeaderName, HeaderValue)]) -> Value {
+    headers.iter().map(|(name, _)| (name.to_string(), json!(MASKED))).collect()
+}
+
 fn probe(probe: &ProbeSettings) -> Value {
-    let headers: Map<String, Value> =
-        probe.headers.iter().map(|(name, _)| (name.to_string(), json!(MASKED))).collect();
     json!({
         "url": probe.url.as_str(),
         "method": probe.method.as_str(),
-        "headers": headers,
+        "headers": masked(&probe.headers),
         "timeout": duration(probe.timeout),
         "allow_private": probe.allow_private,
     })
@@ -254,6 +268,7 @@ pub(super) fn json(config: &Config) -> Value {
     shown.insert("route".to_owned(), routes.collect());
     let webhooks = config.webhooks.iter().map(webhook);
     shown.insert("webhook".to_owned(), webhooks.collect());
+    shown.insert("sink".to_owned(), config.sinks.iter().map(sink).collect());
     Value::Object(shown)
 }
 

@@ -91,7 +91,9 @@ fn what_is_shown_is_what_holds() {
                 fingerprint_key = \"canary-0123456789\"\n[[route]]\nmatch = \"POST /a\"\n\
                 retention = \"72h\"\n[[webhook]]\nname = \"bank\"\n\
                 secret = \"canary-0123456789\"\noperation = \"/operation\"\n\
-                outcome = \"/status\"\ncompleted = [\"done\"]\n";
+                outcome = \"/status\"\ncompleted = [\"done\"]\n[[sink]]\nname = \"mail\"\n\
+                url = \"http://mail/send\"\nidempotent = true\n\
+                headers = { authorization = \"canary-0123456789\" }\n";
     let shown = with_file(toml, |file| json(&["config", "show", file, "-o", "json"]));
     assert_eq!(shown["store"]["url"], "postgres://u:***@db/shop");
     assert_eq!(
@@ -113,7 +115,7 @@ fn what_is_shown_is_what_holds() {
     // Every key that can be written is shown, under its name.
     for (section, keys) in keys_of_the_schema() {
         let shown = match &*section {
-            "route" | "webhook" => &shown[&section][0],
+            "route" | "webhook" | "sink" => &shown[&section][0],
             _ => &shown[&section],
         };
         let shown: BTreeSet<String> = shown.as_object().expect(&section).keys().cloned().collect();

@@ -22,6 +22,7 @@ mod queued; // accepted now, executed later
 mod quota; // what one caller may ask for
 mod raw; // bytes that mean two things
 mod readme; // its commands
+mod relay; // messages of the outbox, delivered by the gateway
 mod reloading; // SIGHUP
 mod refusing; // what does not start
 mod reconciling; // unknown outcomes, asked about
