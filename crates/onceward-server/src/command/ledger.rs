@@ -166,7 +166,7 @@ async fn export(args: ExportArgs) -> Result<ExitCode> {
     let mut count = 0_u64;
     let read = side.read(|entry, _| {
         count += 1;
-        progress.show(|| format!("{count} entries of ours"));
+        progress.row(|| format!("{count} entries of ours"));
         serde_json::to_writer(&mut stdout, &entry)?;
         stdout.write_all(b"\n").context("the export cannot be written")
     });
@@ -199,7 +199,7 @@ async fn check(args: CheckArgs) -> Result<ExitCode> {
     let mut count = 0_u64;
     let mut counted = |progress: &mut Progress| {
         count += 1;
-        progress.show(|| format!("{count} entries of ours"));
+        progress.row(|| format!("{count} entries of ours"));
     };
     match (&side, &args.ours) {
         (Some(side), _) => {
@@ -219,7 +219,8 @@ async fn check(args: CheckArgs) -> Result<ExitCode> {
         }
         (None, None) => {}
     }
-    let summary = check.finish(|part| progress.show(|| format!("comparing, part {part}")))?;
+    progress.done(&format!("{count} entries of ours"));
+    let summary = check.finish(|part| progress.step(|| format!("comparing, part {part}")))?;
     progress.end();
     report.end(&summary)?;
     Ok(code(&summary))
@@ -257,7 +258,7 @@ fn read_export(
     let mut rows = 0_u64;
     let read = export.read(input, |row, bytes| {
         rows += 1;
-        progress.show(|| match (bytes * 100).checked_div(size) {
+        progress.row(|| match (bytes * 100).checked_div(size) {
             Some(percent) => format!("{rows} rows of the export, {percent} %"),
             None => format!("{rows} rows of the export"),
         });
@@ -269,7 +270,9 @@ fn read_export(
             }
         }
     });
-    read.with_context(|| path.display().to_string())
+    read.with_context(|| path.display().to_string())?;
+    progress.done(&format!("{rows} rows of the export"));
+    Ok(())
 }
 
 fn format(args: &ProviderArgs) -> Result<Format> {

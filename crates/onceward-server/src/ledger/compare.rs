@@ -55,10 +55,13 @@ impl Group {
     }
 }
 
+/// Takes a finding.
+pub(super) type Tell<'t> = dyn FnMut(&Finding) -> Result<()> + 't;
+
 /// Where findings go, and what is counted beside them.
 pub(super) struct Told<'t> {
     pub(super) summary: Summary,
-    pub(super) tell: Box<dyn FnMut(&Finding) -> Result<()> + 't>,
+    pub(super) tell: Box<Tell<'t>>,
 }
 
 impl Told<'_> {

@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use futures_util::{StreamExt as _, stream};
 use onceward::{
     Reply, Store,
@@ -91,6 +91,8 @@ impl Reading {
     }
 
     fn operation(&self, record: &Record) -> Result<Entry> {
+        let sealed = record.reply.as_ref().is_some_and(Reply::is_sealed);
+        ensure!(!sealed, "stored replies are sealed: give --config with their privacy.keys");
         let body = record.reply.as_ref().filter(|_| is_charge(record)).map(Reply::body_bytes);
         let document = body.as_deref().and_then(|body| serde_json::from_slice(body).ok());
         let part = |pointer: &Option<Pointer>| pointer.as_ref()?.text(document?);

@@ -24,17 +24,35 @@ impl Progress {
         Progress { shown: asked || terminal, terminal, last: Instant::now(), rows: 0 }
     }
 
-    /// One step further. What is said about it is made only when it is shown.
-    pub(super) fn show(&mut self, text: impl FnOnce() -> String) {
-        self.rows += 1;
-        if !self.shown || !self.rows.is_multiple_of(ROWS) || self.last.elapsed() < EVERY {
+    /// One row further. What is said about it is made only when it is shown.
+    pub(super) fn row(&mut self, text: impl FnOnce() -> String) {
+        self.rows = self.rows.wrapping_add(1);
+        if self.rows.is_multiple_of(ROWS) {
+            self.step(text);
+        }
+    }
+
+    /// Many rows further.
+    pub(super) fn step(&mut self, text: impl FnOnce() -> String) {
+        if self.last.elapsed() >= EVERY {
+            self.last = Instant::now();
+            self.write(&text());
+        }
+    }
+
+    /// The last row of a side.
+    pub(super) fn done(&self, text: &str) {
+        self.write(text);
+    }
+
+    fn write(&self, text: &str) {
+        if !self.shown {
             return;
         }
-        self.last = Instant::now();
         // Nobody may be left to read it.
         let _ = match self.terminal {
-            true => write!(std::io::stderr(), "\r\x1b[K{}", text()),
-            false => writeln!(std::io::stderr(), "{}", text()),
+            true => write!(std::io::stderr(), "\r\x1b[K{text}"),
+            false => writeln!(std::io::stderr(), "{text}"),
         };
     }
 
