@@ -154,6 +154,16 @@ async fn ours(path: &Path, concurrency: u64, time: Duration) -> anyhow::Result<(
 
 /// Reserve and complete, as one request does.
 async fn request(store: &dyn Store) -> anyhow::Result<()> {
+    const DAY: Duration = Duration::from_secs(86_400);
+    request_kept(store, DAY, 30 * DAY).await
+}
+
+/// The same for a record that is kept for so long, and its tombstone for so long after that.
+pub(crate) async fn request_kept(
+    store: &dyn Store,
+    retention: Duration,
+    tombstone: Duration,
+) -> anyhow::Result<()> {
     let id = RecordId { scope: Scope::new("acme").context("scope")?, key: Key::new(key())? };
     let ask = Ask {
         id,
@@ -162,8 +172,8 @@ async fn request(store: &dyn Store) -> anyhow::Result<()> {
         mode: Mode::Execute,
         lease: Duration::from_secs(60),
         max_execution: Duration::from_secs(300),
-        retention: Duration::from_secs(86_400),
-        tombstone: Duration::from_secs(30 * 86_400),
+        retention,
+        tombstone,
         expired_runs_again: false,
         effects: Effects::Undeclared,
         route: "default".into(),

@@ -11,6 +11,7 @@ mod load; // requests over kept-alive connections, from one thread
 mod machine; // who else used it during a measurement
 mod postgres; // HTTP services on a real PostgreSQL: by hand, and with Onceward
 mod process; // contestants, each a process of its own
+mod reap; // what the reaper costs those whom it is not about
 mod report; // tables and ratios
 
 #[derive(Parser)]
@@ -39,6 +40,9 @@ enum What {
     PostgresSize(postgres::size::Options),
     /// The gateway on each store, over HTTP, beside a plain proxy.
     Gateway(gateway::Options),
+    /// Requests while a million records past their retention are removed, and while they are not; and
+    /// how large a store is after each of many retentions.
+    Reap(reap::Options),
     /// The plain proxy, until its input ends. The benchmark starts it by itself.
     #[command(hide = true)]
     Proxy(gateway::proxy::Proxy),
@@ -69,6 +73,10 @@ fn main() -> anyhow::Result<()> {
         What::Gateway(options) => {
             let one_thread = Builder::new_current_thread().enable_all().build()?;
             one_thread.block_on(gateway::run(options))
+        }
+        What::Reap(options) => {
+            let threads = Builder::new_multi_thread().enable_all().build()?;
+            threads.block_on(reap::run(options))
         }
         What::Proxy(proxy) => {
             let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -14,7 +14,7 @@ mod payment; // what all of them serve
 pub(crate) mod size; // small and large tables
 
 pub(crate) use contestant::{Contestant, Serve, serve};
-pub(crate) use database::{Server, Settings};
+pub(crate) use database::{Server, Settings, connect};
 pub(crate) use payment::BODY;
 
 use crate::{

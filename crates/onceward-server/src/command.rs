@@ -1,5 +1,5 @@
 //! What operators do at a terminal. All of it goes through the admin API, but for `routes audit` and
-//! `openapi`, which also work alone.
+//! `openapi`, which also work alone, and `ledger`, which reads the store.
 
 use std::{io, process::ExitCode};
 
@@ -11,6 +11,7 @@ use crate::cli::{Cli, Output};
 mod bulk; // many records: a plan, and its application
 mod client; // the admin API, from outside
 mod keys; // one record, and lists
+mod ledger; // beside the provider's export
 mod privacy; // keys for sealing, and erasing
 mod routes; // routes audit
 mod table; // for people
@@ -41,6 +42,9 @@ pub(crate) enum Operate {
     /// Counts records by state.
     #[command(after_help = STATS_EXAMPLES)]
     Stats(keys::StatsArgs),
+    /// Compares our operations with what the provider says.
+    #[command(subcommand, after_help = ledger::EXAMPLES)]
+    Ledger(ledger::Ledger),
     /// Keys for sealing stored replies, and erasing those of one scope.
     #[command(subcommand, after_help = PRIVACY_EXAMPLES)]
     Privacy(privacy::Privacy),
@@ -86,7 +90,7 @@ pub(crate) struct Server {
     output: Output,
 }
 
-/// Runs a command. Errors are told here, so that 2 is left for what a command found.
+/// Runs a command. Errors are told here, so that 2 and 3 are left for what a command found.
 pub(crate) async fn run(command: Operate) -> ExitCode {
     let ended = match command {
         Operate::Keys(command) => keys::run(command).await,
@@ -94,6 +98,7 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
         Operate::Dlq(command) => keys::dlq(command).await,
         Operate::Audit(args) => keys::audit(args).await,
         Operate::Stats(args) => keys::stats(args).await,
+        Operate::Ledger(command) => ledger::run(command).await,
         Operate::Privacy(command) => privacy::run(command).await,
         Operate::Openapi => print_json(&crate::admin::api::document()).map(|()| ExitCode::SUCCESS),
         Operate::Completions { shell } => {

@@ -276,7 +276,8 @@ fn upstream(flag: Option<&str>, file: Option<&Text>) -> Result<Uri> {
     Ok(uri)
 }
 
-fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<StoreUrl> {
+/// Where a store is: by a flag, else by the file, else in a file of this folder.
+pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<StoreUrl> {
     let url = flag.or(file.map(Text::as_str)).unwrap_or("file:./onceward.db");
     match url.split_once(':') {
         Some(("memory", "")) => Ok(StoreUrl::Memory),

@@ -12,6 +12,7 @@ mod gateway; // requests through the engine to upstream and back
 mod admin; // /livez, /readyz, /metrics, and the admin API
 mod workers; // what is done though no client comes
 mod serve; // all of it together, until a signal
+mod ledger; // our operations beside the provider's export
 mod describe; // configurations, routes and error codes, for people
 mod command; // what operators do, by the admin API
 mod demo; // a bank, a gateway, and a story in the terminal

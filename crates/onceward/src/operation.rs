@@ -205,8 +205,9 @@ impl Operation {
     }
 }
 
-/// The key of that name for one generation of a record.
-pub(crate) fn derived_key(id: &RecordId, generation: u32, name: &str) -> String {
+/// The key of that name for one generation of a record: what [`Operation::derived_key`] is, for
+/// whoever looks at the record later.
+pub fn derived_key(id: &RecordId, generation: u32, name: &str) -> String {
     let mut hash = Sha256::new();
     hash.update(b"onceward-derived-key/1");
     for part in [id.scope.as_str(), id.key.as_str(), name] {

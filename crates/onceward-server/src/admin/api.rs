@@ -27,7 +27,8 @@ pub(crate) mod types; // what goes over the wire
 pub(crate) use openapi::document;
 use plans::Plans;
 pub(crate) use problem::Problem;
-use query::{FILTER, Filter, Parameters};
+pub(crate) use query::Filter;
+use query::{FILTER, Parameters};
 use types::{
     Applied, ApplyRequest, AuditPageView, Changed, ErasureRequest, ErasureView, KeyDetail, KeyPage,
     PlanRequest, PlanView, RedriveRequest, ReleaseRequest, ResolveRequest, ShadowView, StatsView,

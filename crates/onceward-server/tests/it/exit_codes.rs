@@ -29,7 +29,7 @@ fn ended(command: &mut Command) -> Option<i32> {
 
 #[test]
 fn every_exit_code_is_the_one_that_the_page_says() {
-    assert_eq!(codes_of_the_page(), BTreeSet::from([0, 1, 2, 130]), "each has a test here");
+    assert_eq!(codes_of_the_page(), BTreeSet::from([0, 1, 2, 3, 130]), "each has a test here");
 }
 
 #[test]
@@ -66,6 +66,26 @@ fn what_cannot_start_is_2() {
     assert_eq!(serve(&["--store", "memory:", "--listen", &taken]), Some(2), "a port in use");
     assert_eq!(serve(&["--store", "file:/does/not/exist/x.db"]), Some(2), "no such folder");
     assert_eq!(serve(&["--store", "memory:", "--scope", "nobody"]), Some(2), "settings");
+}
+
+#[test]
+fn ledgers_that_differ_are_3_and_those_that_agree_are_0() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path
+    };
+    let ours = file("ours.jsonl", "{\"provider_id\":\"c1\"}\n");
+    let check = |theirs: &str| {
+        let export = file("theirs.csv", theirs);
+        let mut command = binary();
+        command.args(["ledger", "check", "--ours"]).arg(&ours).arg("--export").arg(export);
+        ended(&mut command)
+    };
+    assert_eq!(check("id\nc1\n"), Some(0));
+    assert_eq!(check("id\nc1\nc2\n"), Some(3));
+    assert_eq!(check("id\n\"\"\n"), Some(1), "a row without an id cannot be compared");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod cors; // pages in browsers
 mod demo; // the story
 mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
+mod ledger; // what the provider says
 mod log_lines; // one for each decision, and no secret in it
 mod limits; // what clients may take up
 mod operate; // commands of operators

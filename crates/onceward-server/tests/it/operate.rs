@@ -250,7 +250,7 @@ fn the_document_and_completions_are_printed_without_a_server() {
         let script = ended(binary().args(["completions", shell]).output().expect("it ends"));
         assert!(script.code == Some(0) && script.said.contains("keys"), "{shell}");
     }
-    for command in ["keys", "audit", "stats", "completions"] {
+    for command in ["keys", "audit", "stats", "ledger", "completions"] {
         let help = ended(binary().args([command, "--help"]).output().expect("it ends"));
         assert!(help.said.contains("Examples:"), "{command}");
     }

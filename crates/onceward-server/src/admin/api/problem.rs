@@ -86,6 +86,10 @@ impl Problem {
         &self.document.code
     }
 
+    pub(crate) fn detail(&self) -> &str {
+        &self.document.detail
+    }
+
     pub(crate) fn into_response(self) -> Response<Bytes> {
         let body = serde_json::to_vec(&self.document).unwrap_or_default();
         let mut response = Response::new(Bytes::from(body));

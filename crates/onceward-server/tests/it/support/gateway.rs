@@ -102,6 +102,11 @@ impl Gateway {
         Gateway { child, address, admin, stdout, log, config: None }
     }
 
+    /// The file that it was started with.
+    pub(crate) fn config(&self) -> &std::path::Path {
+        self.config.as_ref().expect("it was started with a file").path()
+    }
+
     /// The token that it printed, as it does when it was given none.
     pub(crate) fn admin_token(&mut self) -> String {
         let line = self.stdout.next().expect("a line").expect("text");
