@@ -198,7 +198,7 @@ async fn measure(options: &Options, kind: Kind, place: &Place) -> anyhow::Result
     let mut more = true;
     while more {
         // Each is first in every other pair.
-        let rest_first = measured.pairs.len() % 2 == 0;
+        let rest_first = measured.pairs.len().is_multiple_of(2);
         let mut without = None;
         if rest_first {
             without = Some(options.window(&store, options.rest()).await?.0);
