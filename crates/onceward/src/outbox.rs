@@ -35,9 +35,7 @@ pub use backoff::Backoff;
 pub use http::{BadSink, HttpSink};
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
 pub(crate) use message::Owner;
-pub use message::{
-    ListedMessage, Message, MessageId, MessageQuery, MessageState, StoredMessage,
-};
+pub use message::{ListedMessage, Message, MessageId, MessageQuery, MessageState, StoredMessage};
 pub use relay::{Relay, Relayed};
 pub use sink::{Delivered, Delivery, Sink, SinkFuture};
 

@@ -12,7 +12,8 @@ mod cors; // pages in browsers
 mod demo; // the story
 mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
-mod log_lines; // one for each decision, and no secret in it
+mod log_lines;
+mod messages; // one for each decision, and no secret in it
 mod limits; // what clients may take up
 mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed

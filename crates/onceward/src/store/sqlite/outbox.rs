@@ -297,7 +297,9 @@ impl Statement for Show {
             .bind(before)
             .bind(i64::from(*limit))
             .bind(state.map(MessageState::name));
-        Box::pin(async move { query.fetch_all(connection).await?.iter().map(read_listed).collect() })
+        Box::pin(
+            async move { query.fetch_all(connection).await?.iter().map(read_listed).collect() },
+        )
     }
 }
 

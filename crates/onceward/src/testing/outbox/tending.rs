@@ -84,7 +84,11 @@ pub async fn redrive_takes_exactly_the_dead_letters_that_it_is_given(on: OutboxH
     let redriven = on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers");
     assert_eq!(redriven, [dead_ones[0], dead_ones[2]]);
     assert_eq!(on.counts().await, [2, 0, 1, 1]);
-    assert_eq!(on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers"), [], "only once");
+    assert_eq!(
+        on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers"),
+        [],
+        "only once"
+    );
     assert_eq!(on.outbox.redrive(&[], "ticket 7").await.expect("redrive answers"), []);
 }
 
@@ -252,6 +256,9 @@ pub async fn what_an_open_operation_would_stage_again_is_kept(on: OutboxHarness)
         assert_eq!(on.stage(&resumed, message(name)).await, Staged::AlreadyMine);
     }
     on.complete(&resumed).await;
-    assert_eq!(on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers"), dead_ones);
+    assert_eq!(
+        on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers"),
+        dead_ones
+    );
     assert_eq!(on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers").len(), 1);
 }
