@@ -47,7 +47,7 @@ impl Home {
                 let store = Arc::new(store);
                 (store.clone() as _, store as _)
             } else {
-                let store = PgStore::connect(PgOptions::new(&self.url)).await.expect("a store");
+                let store = PgStore::connect(PgOptions::new(&*self.url)).await.expect("a store");
                 let store = Arc::new(store);
                 (store.clone() as _, store as _)
             }
