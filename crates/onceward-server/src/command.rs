@@ -10,8 +10,10 @@ use crate::cli::{Cli, Output};
 
 mod bulk; // many records: a plan, and its application
 mod client; // the admin API, from outside
+mod dlq; // dead letters of both kinds
 mod keys; // one record, and lists
 mod ledger; // beside the provider's export
+mod outbox; // messages
 mod privacy; // keys for sealing, and erasing
 mod routes; // routes audit
 mod table; // for people
@@ -33,9 +35,13 @@ pub(crate) enum Operate {
     /// Records whose outcome nobody knows.
     #[command(subcommand)]
     Unknown(keys::Unknown),
-    /// Unknown records on which the reconciler has given up.
+    /// Messages of the outbox.
+    #[command(subcommand, after_help = OUTBOX_EXAMPLES)]
+    Outbox(outbox::Outbox),
+    /// Dead letters: unknown records on which the reconciler has given up, and messages that could not
+    /// be delivered.
     #[command(subcommand, after_help = DLQ_EXAMPLES)]
-    Dlq(keys::Dlq),
+    Dlq(dlq::Dlq),
     /// Lists what was decided and by whom, the latest first.
     #[command(after_help = AUDIT_EXAMPLES)]
     Audit(keys::AuditArgs),
@@ -95,7 +101,8 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
     let ended = match command {
         Operate::Keys(command) => keys::run(command).await,
         Operate::Unknown(command) => keys::unknown(command).await,
-        Operate::Dlq(command) => keys::dlq(command).await,
+        Operate::Outbox(command) => outbox::run(command).await,
+        Operate::Dlq(command) => dlq::run(command).await,
         Operate::Audit(args) => keys::audit(args).await,
         Operate::Stats(args) => keys::stats(args).await,
         Operate::Ledger(command) => ledger::run(command).await,
@@ -163,7 +170,17 @@ Examples:
   onceward dlq list
   onceward dlq redrive ID --reason 'ticket 7: the provider is back'
   onceward dlq redrive --filter dead=true --reason 'ticket 7: the provider is back'
-  onceward dlq redrive --apply PLAN:HASH";
+  onceward dlq redrive --apply PLAN:HASH
+  onceward dlq redrive 12 --reason 'ticket 8: the sink is mended'
+  onceward dlq redrive --messages --filter sink=ledger --reason 'ticket 8: the sink is mended'
+  onceward dlq discard 12 --reason 'ticket 9: the order was cancelled'
+  onceward dlq discard --filter sink=ledger --filter older_than=7d --reason 'ticket 9'";
+
+const OUTBOX_EXAMPLES: &str = "\
+Examples:
+  onceward outbox list
+  onceward outbox list --state dead --sink ledger
+  onceward outbox show 12";
 
 const AUDIT_EXAMPLES: &str = "\
 Examples:

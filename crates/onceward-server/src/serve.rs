@@ -99,7 +99,8 @@ impl Running {
         let (access, admin_token) = config.admin_settings.access();
         let shadow = Arc::clone(gateway.shadow());
         let lookup_key = config.privacy.lookup_key.clone();
-        let api = Api::new(Arc::clone(&store.store), lookup_key, access, traffic.clone(), shadow);
+        let (records, messages) = (Arc::clone(&store.store), store.outbox());
+        let api = Api::new(records, messages, lookup_key, access, traffic.clone(), shadow);
         let admin = Admin::new(Arc::clone(&engine), metrics, api);
         tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;

@@ -35,7 +35,7 @@ pub use backoff::Backoff;
 pub use http::{BadSink, HttpSink};
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
 pub(crate) use message::Owner;
-pub use message::{Message, MessageId, MessageState, StoredMessage};
+pub use message::{ListedMessage, Message, MessageId, MessageQuery, MessageState, StoredMessage};
 pub use relay::{Relay, Relayed};
 pub use sink::{Delivered, Delivery, Sink, SinkFuture};
 
@@ -51,6 +51,7 @@ pub use sink::{Delivered, Delivery, Sink, SinkFuture};
 /// 4. Every call may be repeated with the same arguments after a lost answer: a repeated claim of one
 ///    attempt returns the same messages, a repeated settlement answers that it was applied.
 /// 5. What is deleted is deleted by its exact id, and an id is never used again.
+/// 6. What a person decided is audited in the step that does it: both are there, or neither.
 ///
 /// `onceward::outbox_suite!` checks these.
 ///
@@ -90,13 +91,29 @@ pub trait OutboxStore: fmt::Debug + Send + Sync + 'static {
         limit: u32,
     ) -> StoreFuture<'_, Vec<StoredMessage>>;
 
-    /// Makes dead letters ready again, as if never delivered: a person has decided that they may be
-    /// delivered. Returns which of these were dead letters.
-    fn redrive<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>>;
+    /// What operators see: messages without their payloads, in the order of their ids.
+    fn list_messages(&self, query: MessageQuery) -> StoreFuture<'_, Vec<ListedMessage>>;
 
-    /// Deletes dead letters for good, and lets go what they held. Returns which of these it were.
-    /// One whose operation may still run is kept: it would be staged and delivered anew.
-    fn discard<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>>;
+    /// One message without its payload.
+    fn load_message(&self, id: MessageId) -> StoreFuture<'_, Option<ListedMessage>>;
+
+    /// Makes dead letters ready again, as if never delivered: a person has decided that they may be
+    /// delivered. Returns which of these were dead letters. For each an audit record about its
+    /// operation is written in the same step: the reason, and which message.
+    fn redrive<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>>;
+
+    /// Deletes dead letters for good, and lets go what they held. Returns which of these it were; each
+    /// is audited as by `redrive`. One whose operation may still run is kept: it would be staged and
+    /// delivered anew.
+    fn discard<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>>;
 
     /// Deletes at most `limit` messages that have been done for longer than this, oldest first, and
     /// returns which. One whose operation may still run is kept, as by `discard`.

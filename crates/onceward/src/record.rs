@@ -371,7 +371,8 @@ pub struct AuditRecord {
 impl AuditRecord {
     /// Whether both tell of the same thing: a call that was repeated after a lost answer.
     pub(crate) fn repeats(&self, known: &AuditRecord) -> bool {
-        known.event == self.event
+        !self.event.is_of_message()
+            && known.event == self.event
             && known.attempt == self.attempt
             && known.fence == self.fence
             && (!self.event.may_recur() || known.at == self.at)
@@ -401,13 +402,17 @@ pub enum AuditEvent {
     DeadLettered,
     /// An unknown outcome was handed to the reconciler again.
     Redriven,
+    /// A dead letter of the outbox was made ready again: one of the operation's messages.
+    MessageRedriven,
+    /// A dead letter of the outbox was deleted: one of the operation's messages.
+    MessageDiscarded,
     /// Two results for one generation that do not agree. The stored one stands, the other is here.
     Incident,
 }
 
 impl AuditEvent {
     /// All events.
-    pub const ALL: [AuditEvent; 11] = [
+    pub const ALL: [AuditEvent; 13] = [
         AuditEvent::LeaseExpired,
         AuditEvent::LateCompletion,
         AuditEvent::SupersededResult,
@@ -418,6 +423,8 @@ impl AuditEvent {
         AuditEvent::GivenUp,
         AuditEvent::DeadLettered,
         AuditEvent::Redriven,
+        AuditEvent::MessageRedriven,
+        AuditEvent::MessageDiscarded,
         AuditEvent::Incident,
     ];
 
@@ -434,6 +441,8 @@ impl AuditEvent {
             AuditEvent::GivenUp => "given_up",
             AuditEvent::DeadLettered => "dead_lettered",
             AuditEvent::Redriven => "redriven",
+            AuditEvent::MessageRedriven => "message_redriven",
+            AuditEvent::MessageDiscarded => "message_discarded",
             AuditEvent::Incident => "incident",
         }
     }
@@ -441,7 +450,14 @@ impl AuditEvent {
     /// Whether it can happen again to one attempt. What cannot is remembered once, however often it
     /// is told.
     pub const fn may_recur(self) -> bool {
-        matches!(self, AuditEvent::DeadLettered | AuditEvent::Redriven)
+        matches!(self, AuditEvent::DeadLettered | AuditEvent::Redriven) || self.is_of_message()
+    }
+
+    /// Whether it is about one message of the operation. Many of them may have been claimed by one
+    /// attempt, so that they differ by nothing but the message. It is remembered in the step that it is
+    /// about, and so never told twice.
+    pub(crate) const fn is_of_message(self) -> bool {
+        matches!(self, AuditEvent::MessageRedriven | AuditEvent::MessageDiscarded)
     }
 
     /// The event of that name.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use onceward::{Key, LookupKey, Store, record::RecordId};
+use onceward::{Key, LookupKey, OutboxStore, Store, record::RecordId};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -17,6 +17,7 @@ use crate::{gateway::Shadow, traffic::Traffic};
 
 mod erase; // what was sealed for one scope
 mod keys; // list, show, export, audit, stats
+mod messages; // of the outbox
 mod openapi; // the document
 mod plans; // many at once: first a plan
 mod problem; // refusals
@@ -31,8 +32,9 @@ pub(crate) use query::Filter;
 use query::{FILTER, Parameters};
 use types::{
     Applied, ApplyRequest, AuditPageView, Changed, ErasureRequest, ErasureView, KeyDetail, KeyPage,
-    PlanRequest, PlanView, RedriveRequest, ReleaseRequest, ResolveRequest, ShadowView, StatsView,
-    TrafficView, VoidRequest,
+    MessageChanged, MessageDetail, MessagePage, MessageRequest, PlanRequest, PlanView,
+    RedriveRequest, ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView,
+    VoidRequest,
 };
 
 /// The body of an answer: whole, or a stream.
@@ -52,6 +54,8 @@ pub(crate) struct Api(Arc<Inner>);
 
 struct Inner {
     store: Arc<dyn Store>,
+    /// If the store has one.
+    outbox: Option<Arc<dyn OutboxStore>>,
     /// Keys are stored as their HMAC.
     lookup_key: Option<LookupKey>,
     access: Access,
@@ -81,6 +85,10 @@ enum Operation {
     ReleaseKey,
     VoidKey,
     RedriveKey,
+    ListMessages,
+    ShowMessage,
+    RedriveMessage,
+    DiscardMessage,
     MakePlan,
     ApplyPlan,
     Export,
@@ -104,6 +112,7 @@ const LIST: [&str; 16] = {
     }
     names
 };
+const MESSAGES: [&str; 5] = ["state", "sink", "older_than", "after", "limit"];
 const AUDIT: [&str; 6] = ["event", "scope", "from", "before", "after", "limit"];
 
 const fn get(
@@ -127,7 +136,7 @@ const fn post(
     Endpoint { method, path, operation, summary, parameters: &[], request, answer: (JSON, answer) }
 }
 
-static ENDPOINTS: [Endpoint; 15] = [
+static ENDPOINTS: [Endpoint; 19] = [
     get("/keys", Operation::ListKeys, "Lists records", &LIST, (JSON, "KeyPage")),
     get("/keys/{}", Operation::ShowKey, "Shows a record and its past", &[], (JSON, "KeyDetail")),
     post(
@@ -158,10 +167,32 @@ static ENDPOINTS: [Endpoint; 15] = [
         "RedriveRequest",
         "Changed",
     ),
+    get(
+        "/messages",
+        Operation::ListMessages,
+        "Lists messages of the outbox, in the order in which they were staged",
+        &MESSAGES,
+        (JSON, "MessagePage"),
+    ),
+    get("/messages/{}", Operation::ShowMessage, "Shows a message", &[], (JSON, "MessageDetail")),
+    post(
+        "/messages/{}/redrive",
+        Operation::RedriveMessage,
+        "Has a dead letter delivered anew",
+        "MessageRequest",
+        "MessageChanged",
+    ),
+    post(
+        "/messages/{}/discard",
+        Operation::DiscardMessage,
+        "Deletes a dead letter, and lets go what waited behind it",
+        "MessageRequest",
+        "MessageChanged",
+    ),
     post(
         "/plans",
         Operation::MakePlan,
-        "Plans a change of many records",
+        "Plans a change of many records, or of many dead letters of the outbox",
         "PlanRequest",
         "PlanView",
     ),
@@ -202,13 +233,14 @@ static ENDPOINTS: [Endpoint; 15] = [
 impl Api {
     pub(crate) fn new(
         store: Arc<dyn Store>,
+        outbox: Option<Arc<dyn OutboxStore>>,
         lookup_key: Option<LookupKey>,
         access: Access,
         traffic: Traffic,
         shadow: Arc<Shadow>,
     ) -> Self {
         let plans = Plans::default();
-        Api(Arc::new(Inner { store, lookup_key, access, plans, traffic, shadow }))
+        Api(Arc::new(Inner { store, outbox, lookup_key, access, plans, traffic, shadow }))
     }
 
     /// The handle of a record, whichever form of its key it was made of.
@@ -226,6 +258,22 @@ impl Api {
             filter.key = Some(lookup.stored_unless_it_is(&key).as_str().to_owned());
         }
         filter
+    }
+
+    fn outbox(&self) -> Result<&dyn OutboxStore, Problem> {
+        self.0.outbox.as_deref().ok_or_else(messages::no_outbox)
+    }
+
+    async fn decide(
+        &self,
+        id: String,
+        decision: messages::Decision,
+        who: Who,
+        asked: MessageRequest,
+    ) -> Result<Response<ApiBody>, Problem> {
+        let api = self.clone();
+        detached(async move { messages::decide(api.outbox()?, &id, decision, asked, &who).await })
+            .await
     }
 
     /// Whether this path is ours.
@@ -321,10 +369,22 @@ impl Api {
                 detached(async move { resolve::redrive(&*api.0.store, &id, asked, &who).await })
                     .await
             }
+            Operation::ListMessages => {
+                json(&messages::list(self.outbox()?, parameters.message_query()?).await?)
+            }
+            Operation::ShowMessage => json(&messages::show(self.outbox()?, &id).await?),
+            Operation::RedriveMessage => {
+                let asked = read(parts, body).await?;
+                self.decide(id, messages::Decision::Redrive, who, asked).await
+            }
+            Operation::DiscardMessage => {
+                let asked = read(parts, body).await?;
+                self.decide(id, messages::Decision::Discard, who, asked).await
+            }
             Operation::MakePlan => {
                 let mut asked: PlanRequest = read(parts, body).await?;
-                asked.filter = self.stored_filter(asked.filter);
-                json(&self.0.plans.make(store, asked).await?)
+                asked.filter = asked.filter.map(|filter| self.stored_filter(filter));
+                json(&self.0.plans.make(store, self.outbox(), asked).await?)
             }
             Operation::Erase => {
                 let asked: ErasureRequest = read(parts, body).await?;
@@ -334,7 +394,7 @@ impl Api {
                 let asked: ApplyRequest = read(parts, body).await?;
                 detached(async move {
                     let Inner { store, plans, .. } = &*api.0;
-                    plans.apply(&**store, &id, &asked.hash, &who).await
+                    plans.apply(&**store, api.outbox(), &id, &asked.hash, &who).await
                 })
                 .await
             }

@@ -1,4 +1,4 @@
-//! Changing many records: first a plan, then its application.
+//! Changing many records or messages: first a plan, then its application.
 
 use std::process::ExitCode;
 
@@ -35,27 +35,40 @@ pub(super) async fn release(
 ) -> Result<ExitCode> {
     let planned = !bulk.filter.filter.is_empty();
     let evidence = if planned { Some(evidence.evidence()?) } else { None };
-    run(client, bulk, "release", because, evidence).await
+    run(client, bulk, ("filter", "release"), because, evidence).await
 }
 
 pub(super) async fn void(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
-    run(client, bulk, "void", because, None).await
+    run(client, bulk, ("filter", "void"), because, None).await
 }
 
 pub(super) async fn redrive(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
-    run(client, bulk, "redrive", because, None).await
+    run(client, bulk, ("filter", "redrive"), because, None).await
+}
+
+/// The same with dead letters of the outbox.
+pub(super) async fn messages(
+    client: &Client,
+    bulk: Bulk,
+    action: &str,
+    because: Because,
+) -> Result<ExitCode> {
+    run(client, bulk, ("messages", action), because, None).await
 }
 
 async fn run(
     client: &Client,
     bulk: Bulk,
-    action: &str,
+    (of, action): (&str, &str),
     because: Because,
     evidence: Option<Evidence>,
 ) -> Result<ExitCode> {
     if bulk.filter.filter.is_empty() {
         let plan = bulk.apply.filter(|plan| !plan.is_empty());
-        let plan = plan.context("which records? give an id, --scope and --key, or --filter")?;
+        let plan = plan.context(match of {
+            "messages" => "which messages? give a number, or --filter",
+            _ => "which records? give an id, --scope and --key, or --filter",
+        })?;
         let Some((plan, hash)) = plan.split_once(':') else {
             bail!("--apply takes PLAN:HASH, as the plan was shown");
         };
@@ -71,7 +84,7 @@ async fn run(
         }
     }
     let reason = because.reason.context("why? give --reason")?;
-    let mut document = json!({ "filter": filter, "action": action, "reason": reason });
+    let mut document = json!({ of: filter, "action": action, "reason": reason });
     if let Some(evidence) = evidence {
         document["evidence"] = serde_json::to_value(evidence)?;
     }
@@ -88,7 +101,8 @@ async fn run(
 
 fn show(plan: &PlanView) {
     let (action, count) = (plan.action.name(), plan.count);
-    print(&format!("This would {action} {count} records; nothing was changed yet.\n"));
+    let of = if plan.messages { "messages" } else { "records" };
+    print(&format!("This would {action} {count} {of}; nothing was changed yet.\n"));
     for id in plan.ids.iter().take(SHOWN_MAX) {
         print(&format!("  {}\n", plain(id)));
     }
@@ -96,10 +110,20 @@ fn show(plan: &PlanView) {
         print(&format!("  ... and {} more (-o json shows all)\n", plan.ids.len() - SHOWN_MAX));
     }
     if plan.more {
-        print("More records match than one plan may hold: make another one afterwards.\n");
+        print(&format!("More {of} match than one plan may hold: make another one afterwards.\n"));
+    }
+    if plan.ambiguous > 0 && plan.action == Action::Redrive {
+        print(&format!(
+            "{} of them may have been delivered (`outbox show` says `may have acted`): look at each \
+             before.\n",
+            plan.ambiguous
+        ));
     }
     let (name, hash) = (&plan.plan, &plan.hash);
-    let group = if plan.action == Action::Redrive { "dlq" } else { "keys" };
+    let group = match plan.action {
+        Action::Redrive | Action::Discard => "dlq",
+        Action::Release | Action::Void => "keys",
+    };
     print(&format!(
         "\nUntil {}:\n  onceward {group} {action} --apply {name}:{hash}\n",
         plan.expires_at
@@ -112,14 +136,15 @@ async fn apply(client: &Client, plan: &str, hash: &str) -> Result<ExitCode> {
     match client.output {
         Output::Json => print_json(&applied)?,
         Output::Table => {
-            print(&format!("{} records were changed.\n", applied.applied));
+            let of = if applied.messages { "messages" } else { "records" };
+            print(&format!("{} {of} were changed.\n", applied.applied));
             show_left("were not", &applied.skipped);
             show_left("may have been, the store did not say; look at them again", &applied.failed);
         }
     }
     match applied.failed.len() {
         0 => Ok(ExitCode::SUCCESS),
-        failed => bail!("the store failed for {failed} records of the plan"),
+        failed => bail!("the store failed for {failed} of the plan"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! One request at a time to the admin API, with errors that say what to do.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
@@ -127,9 +127,30 @@ impl Client {
         };
         let state = document["state"].as_str().map(|state| format!(" The record is {state}."));
         let until = document["not_before"].as_str().map(|at| format!(" Not before {at}."));
-        bail!("{code}: {detail}{}{}", state.unwrap_or_default(), until.unwrap_or_default())
+        let detail = format!("{detail}{}{}", state.unwrap_or_default(), until.unwrap_or_default());
+        Err(Refusal { code: code.to_owned(), detail }.into())
+    }
+
+    /// Whether the server refused with this code.
+    pub(super) fn is_refusal(error: &anyhow::Error, code: &str) -> bool {
+        error.downcast_ref::<Refusal>().is_some_and(|refusal| refusal.code == code)
     }
 }
+
+/// What the server answered instead.
+#[derive(Debug)]
+struct Refusal {
+    code: String,
+    detail: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.detail)
+    }
+}
+
+impl std::error::Error for Refusal {}
 
 async fn read<T: DeserializeOwned>(answer: Response<Incoming>) -> Result<T> {
     let body = answer.into_body().collect().await.context("the answer was cut off")?;

@@ -1,4 +1,4 @@
-//! `keys`, `unknown`, `dlq`, `audit`, `stats`.
+//! `keys`, `unknown`, `audit`, `stats`.
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -11,6 +11,7 @@ use onceward::{Key, Scope, record::RecordId};
 use super::{
     Client, Output, Server,
     bulk::{self, Bulk},
+    outbox::is_number,
     print, print_json,
     table::{plain, table},
 };
@@ -73,25 +74,29 @@ pub(crate) enum Unknown {
     Reconcile(RedriveArgs),
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Dlq {
-    /// Lists unknown records on which the reconciler has given up, the oldest first.
-    List(ListArgs),
-    /// Hands dead letters back to the reconciler, which asks about them at once.
-    Redrive(RedriveArgs),
-}
-
 /// What is asked about anew.
 #[derive(Debug, Args)]
 pub(crate) struct RedriveArgs {
     #[command(flatten)]
-    looked_at: LookedAt,
+    pub(super) looked_at: LookedAt,
     #[command(flatten)]
-    because: Because,
+    pub(super) because: Because,
     #[command(flatten)]
-    bulk: Bulk,
+    pub(super) bulk: Bulk,
     #[command(flatten)]
-    server: Server,
+    pub(super) server: Server,
+}
+
+impl RedriveArgs {
+    /// The number of a message, if it is one that is named and not a record.
+    pub(super) fn message(&self) -> Option<String> {
+        self.looked_at.target.id.clone().filter(|id| is_number(id))
+    }
+
+    pub(super) fn is_about_many(&self) -> Result<()> {
+        ensure!(!self.looked_at.is_one()?, "--messages is about many: give --filter and no id");
+        Ok(())
+    }
 }
 
 /// One record.
@@ -114,7 +119,7 @@ pub(crate) struct LookedAt {
     target: Target,
     /// Its fence, as `keys show` shows it. If it has another one by now, nothing happens.
     #[arg(long, value_name = "NUMBER")]
-    fence: Option<i64>,
+    pub(super) fence: Option<i64>,
 }
 
 impl LookedAt {
@@ -171,7 +176,7 @@ pub(super) fn condition(text: &str) -> Result<(String, String), String> {
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
-    filter: FilterArgs,
+    pub(super) filter: FilterArgs,
     /// created_at or expires_at.
     #[arg(long, value_name = "TIME")]
     sort: Option<String>,
@@ -180,12 +185,21 @@ pub(crate) struct ListArgs {
     order: Option<String>,
     /// At most so many.
     #[arg(long, value_name = "NUMBER")]
-    limit: Option<u32>,
+    pub(super) limit: Option<u32>,
     /// Where the page before ended.
     #[arg(long, value_name = "CURSOR")]
-    after: Option<String>,
+    pub(super) after: Option<String>,
     #[command(flatten)]
-    server: Server,
+    pub(super) server: Server,
+}
+
+impl ListArgs {
+    /// The same with one more condition, the oldest first unless asked otherwise.
+    pub(super) fn oldest_first(mut self, (name, value): (&str, &str)) -> Self {
+        self.filter.filter.push((name.to_owned(), value.to_owned()));
+        self.order.get_or_insert_with(|| "ascending".to_owned());
+        self
+    }
 }
 
 #[derive(Debug, Args)]
@@ -315,26 +329,15 @@ pub(super) async fn run(command: Keys) -> Result<ExitCode> {
 
 pub(super) async fn unknown(command: Unknown) -> Result<ExitCode> {
     match command {
-        Unknown::List(args) => oldest_first(args, ("state", "unknown")).await,
+        Unknown::List(args) => {
+            list(args.oldest_first(("state", "unknown"))).await?;
+            Ok(ExitCode::SUCCESS)
+        }
         Unknown::Reconcile(args) => redrive(args).await,
     }
 }
 
-pub(super) async fn dlq(command: Dlq) -> Result<ExitCode> {
-    match command {
-        Dlq::List(args) => oldest_first(args, ("dead", "true")).await,
-        Dlq::Redrive(args) => redrive(args).await,
-    }
-}
-
-async fn oldest_first(mut args: ListArgs, (name, value): (&str, &str)) -> Result<ExitCode> {
-    args.filter.filter.push((name.to_owned(), value.to_owned()));
-    args.order.get_or_insert_with(|| "ascending".to_owned());
-    list(args).await?;
-    Ok(ExitCode::SUCCESS)
-}
-
-async fn redrive(args: RedriveArgs) -> Result<ExitCode> {
+pub(super) async fn redrive(args: RedriveArgs) -> Result<ExitCode> {
     let RedriveArgs { looked_at, because, bulk, server } = args;
     let client = Client::new(&server)?;
     if !looked_at.is_one()? {
@@ -347,14 +350,19 @@ async fn redrive(args: RedriveArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(args: ListArgs) -> Result<()> {
-    let client = Client::new(&args.server)?;
+/// One page of records.
+pub(super) async fn page(client: &Client, args: ListArgs) -> Result<KeyPage> {
     let mut parameters = args.filter.filter;
     let limit = args.limit.map(|limit| limit.to_string());
     let more =
         [("sort", args.sort), ("order", args.order), ("limit", limit), ("after", args.after)];
     parameters.extend(given(more));
-    let page: KeyPage = client.get("/keys", &parameters).await?;
+    client.get("/keys", &parameters).await
+}
+
+async fn list(args: ListArgs) -> Result<()> {
+    let client = Client::new(&args.server)?;
+    let page = page(&client, args).await?;
     if client.output == Output::Json {
         return print_json(&page);
     }
@@ -517,7 +525,9 @@ pub(super) async fn stats(args: StatsArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn given<const N: usize>(parameters: [(&str, Option<String>); N]) -> Vec<(String, String)> {
+pub(super) fn given<const N: usize>(
+    parameters: [(&str, Option<String>); N],
+) -> Vec<(String, String)> {
     let given = parameters.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     given.collect()
 }

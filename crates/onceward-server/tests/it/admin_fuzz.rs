@@ -4,9 +4,15 @@
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde_json::{Map, Value, json};
 
-use crate::support::{
-    ALICE, Act, Answer, Gate, Gateway, Upstream, admin, document, post, response, violation,
+use crate::{
+    messages::{Home, letter},
+    support::{
+        ALICE, Act, Answer, Gate, Gateway, Upstream, admin, document, post, response, violation,
+    },
 };
+
+/// So many messages are dead letters at the beginning.
+const MESSAGES: u32 = 20;
 
 /// An endpoint of the document.
 struct Endpoint {
@@ -26,13 +32,16 @@ fn endpoints(openapi: &Value) -> Vec<Endpoint> {
     endpoints
 }
 
-/// A gateway with a record in each of a few states.
-fn populated() -> (Upstream, Gateway, Vec<String>) {
+/// A gateway with a record in each of a few states, and with messages.
+fn populated() -> (Upstream, Gateway, Home, Vec<String>) {
     let upstream = Upstream::start(|_, seen| match &seen.body[..] {
         b"\"vanish\"" => Act::SendAndClose(Vec::new(), Gate::default()),
         _ => Act::Send(response(201, "", "done")),
     });
-    let gateway = Gateway::with(upstream.address, ALICE);
+    let home = Home::file();
+    let store = format!("[store]\nurl = \"{}\"\n{ALICE}", home.url);
+    let gateway = Gateway::with(upstream.address, &store);
+    home.service().letters((0..MESSAGES).map(|number| letter(&format!("m-{number}"))));
     for number in 0..40 {
         let body = if number % 2 == 0 { "\"vanish\"" } else { "{}" };
         post(gateway.address, &format!("order-{number:016}"), body, &[]);
@@ -40,7 +49,7 @@ fn populated() -> (Upstream, Gateway, Vec<String>) {
     let page = document(&admin(&gateway, "GET", "/api/v1/keys", None));
     let ids = page["records"].as_array().expect("records").iter();
     let ids = ids.map(|record| record["id"].as_str().expect("an id").to_owned()).collect();
-    (upstream, gateway, ids)
+    (upstream, gateway, home, ids)
 }
 
 /// Whether the document tells of this answer.
@@ -64,13 +73,14 @@ fn judge(openapi: &Value, endpoint: &Endpoint, answer: &Answer, sent: &str) {
 
 #[test]
 fn every_path_and_method_of_the_document_answers_as_it_says() {
-    let (_upstream, gateway, ids) = populated();
+    let (_upstream, gateway, _home, ids) = populated();
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     assert_eq!(openapi["openapi"], "3.1.0");
     let endpoints = endpoints(&openapi);
-    assert_eq!(endpoints.len(), 15);
+    assert_eq!(endpoints.len(), 19);
     for endpoint in &endpoints {
-        let path = endpoint.path.replace("{id}", &ids[0]);
+        let id = if endpoint.path.contains("/messages/") { "1" } else { &*ids[0] };
+        let path = endpoint.path.replace("{id}", id);
         let body = endpoint.operation.get("requestBody").map(|_| json!({}));
         let answer = admin(&gateway, &endpoint.method, &path, body.as_ref());
         let expected = if body.is_some() { 400 } else { 200 };
@@ -91,7 +101,7 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
     };
     println!("ONCEWARD_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let (_upstream, gateway, ids) = populated();
+    let (_upstream, gateway, _home, ids) = populated();
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     let endpoints = endpoints(&openapi);
     let mut statuses = std::collections::BTreeMap::<u16, u32>::new();
@@ -99,6 +109,9 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
         let endpoint = endpoints.choose(&mut random).expect("endpoints");
         let id = match random.random_range(0..4) {
             0 => word(&mut random),
+            _ if endpoint.path.contains("/messages/") => {
+                random.random_range(1..=MESSAGES + 1).to_string()
+            }
             _ => ids.choose(&mut random).expect("ids").clone(),
         };
         let mut path = endpoint.path.replace("{id}", &encoded(&id));

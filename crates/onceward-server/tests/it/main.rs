@@ -14,6 +14,7 @@ mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod ledger; // what the provider says
 mod log_lines; // one for each decision, and no secret in it
+mod messages; // of the outbox, at the hands of operators
 mod limits; // what clients may take up
 mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed

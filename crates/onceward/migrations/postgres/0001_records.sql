@@ -119,10 +119,13 @@ CREATE TABLE onceward.audit_records (
     reply_schema   text,
     reply_body     bytea
 );
--- The same thing told twice is one audit record, unless it can happen again to one attempt.
+-- The same thing told twice is one audit record, unless it can happen again to one attempt, or to many
+-- messages of one claim.
 CREATE UNIQUE INDEX audit_records_once ON onceward.audit_records (
     scope, key, generation, event, attempt, fence,
-    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at ELSE 0 END));
+    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at
+          WHEN event IN ('message_redriven', 'message_discarded') THEN audit_id
+          ELSE 0 END));
 
 -- A record as the functions give it to the store.
 CREATE TYPE onceward.found AS (

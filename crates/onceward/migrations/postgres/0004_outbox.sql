@@ -276,9 +276,20 @@ BEGIN
 END
 $$;
 
+-- Remembers that a person decided about this message, and why.
+CREATE FUNCTION onceward.remember_message(
+    t bigint, m onceward.outbox, event text, because text
+) RETURNS void
+LANGUAGE sql VOLATILE AS $$
+    INSERT INTO onceward.audit_records (at, scope, key, generation, event, attempt, fence, reason)
+    VALUES (t, m.scope, m.key, m.generation, remember_message.event,
+            coalesce(m.attempt, '00000000-0000-0000-0000-000000000000'), m.fence,
+            format('%s (message %s, %s)', because, m.message_id, m.name))
+$$;
+
 -- Makes these dead letters ready again. Forgets their claims: whoever made one can settle nothing
 -- any more. Returns which it were.
-CREATE FUNCTION onceward.redrive(at bigint, ids bigint[]) RETURNS SETOF bigint
+CREATE FUNCTION onceward.redrive(at bigint, ids bigint[], because text) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET jit = off
@@ -287,7 +298,13 @@ AS $$
 DECLARE
     t bigint := onceward.micros(redrive.at);
     dead bigint[] := onceward.locked_dead(ids);
+    letter onceward.outbox;
 BEGIN
+    FOR letter IN
+        SELECT * FROM onceward.outbox WHERE message_id = ANY (dead) ORDER BY message_id
+    LOOP
+        PERFORM onceward.remember_message(t, letter, 'message_redriven', because);
+    END LOOP;
     RETURN QUERY
     UPDATE onceward.outbox o SET
         state = 'ready', attempts = 0, ambiguous = false, next_at = t, attempt = NULL,
@@ -307,27 +324,32 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Deletes these dead letters, and lets go what they held. Returns which it were.
-CREATE FUNCTION onceward.discard(ids bigint[]) RETURNS SETOF bigint
+CREATE FUNCTION onceward.discard(at bigint, ids bigint[], because text) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    t bigint := onceward.micros(discard.at);
     dead bigint[] := onceward.locked_dead(ids);
-    gone bigint[];
-    aggregates text[];
+    letter onceward.outbox;
+    aggregates text[] := '{}';
     ended text;
 BEGIN
-    WITH deleted AS (
+    FOR letter IN
         DELETE FROM onceward.outbox d WHERE d.message_id = ANY (dead) AND onceward.is_over(d)
-        RETURNING d.message_id, d.aggregate)
-    SELECT array_agg(d.message_id), array_agg(d.aggregate) FILTER (WHERE d.aggregate IS NOT NULL)
-    INTO gone, aggregates FROM deleted d;
-    FOREACH ended IN ARRAY coalesce(aggregates, '{}') LOOP
+        RETURNING d.*
+    LOOP
+        PERFORM onceward.remember_message(t, letter, 'message_discarded', because);
+        IF letter.aggregate IS NOT NULL THEN
+            aggregates := aggregates || letter.aggregate;
+        END IF;
+        RETURN NEXT letter.message_id;
+    END LOOP;
+    FOREACH ended IN ARRAY aggregates LOOP
         PERFORM onceward.let_go(ended);
     END LOOP;
-    RETURN QUERY SELECT unnest(gone);
 END
 $$;
 

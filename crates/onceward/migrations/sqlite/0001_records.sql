@@ -119,7 +119,10 @@ CREATE TABLE audit_records (
     reply_digest   BLOB
 ) STRICT;
 
--- The same thing told twice is one audit record, unless it can happen again to one attempt.
+-- The same thing told twice is one audit record, unless it can happen again to one attempt, or to many
+-- messages of one claim.
 CREATE UNIQUE INDEX audit_records_once ON audit_records (
     scope, key, generation, event, attempt, fence,
-    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at ELSE 0 END));
+    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at
+          WHEN event IN ('message_redriven', 'message_discarded') THEN audit_id
+          ELSE 0 END));

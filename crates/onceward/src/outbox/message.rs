@@ -1,6 +1,6 @@
 //! What is delivered, and what a store holds about it.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
@@ -194,6 +194,30 @@ pub struct StoredMessage {
     pub created_at: Timestamp,
     /// When it was done.
     pub done_at: Option<Timestamp>,
+}
+
+/// Which messages are listed. Empty: all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MessageQuery {
+    /// In this state.
+    pub state: Option<MessageState>,
+    /// For this sink.
+    pub sink: Option<Box<str>>,
+    /// Staged at least so long ago.
+    pub older_than: Option<Duration>,
+    /// With a larger id than this.
+    pub after: Option<MessageId>,
+    /// At most so many.
+    pub limit: u32,
+}
+
+/// A message as lists show it: its payload is not read, only measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedMessage {
+    /// The message. Its payload is empty here.
+    pub stored: StoredMessage,
+    /// How long its payload is.
+    pub payload_bytes: u64,
 }
 
 /// Who stages: the attempt that must hold the record.

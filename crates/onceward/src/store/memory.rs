@@ -83,6 +83,12 @@ impl MemoryStore {
         self
     }
 
+    /// Remembers what was decided about a message beside this store.
+    #[cfg(feature = "testing")]
+    pub(crate) fn remember(&self, audit: AuditRecord) {
+        self.shard(&audit.id).remember(audit);
+    }
+
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, Shard> {
         let index = self.hasher.hash_one(id) % SHARDS as u64;
         let index = usize::try_from(index).unwrap_or_default();

@@ -284,9 +284,12 @@ macro_rules! __outbox_suite_cases {
             }
             tending {
                 lists_are_in_order_and_go_on_where_they_ended
+                operators_list_messages_by_state_sink_and_age_without_their_payloads
                 redrive_takes_exactly_the_dead_letters_that_it_is_given
                 a_redriven_message_is_as_if_never_delivered
                 an_old_claim_cannot_settle_what_was_redriven
+                every_redriven_and_every_discarded_message_is_audited_once
+                what_is_not_a_dead_letter_or_is_kept_leaves_no_audit_record
                 discard_deletes_exactly_the_dead_letters_that_it_is_given
                 a_discarded_dead_letter_lets_its_aggregate_go_on
                 purge_deletes_exactly_the_done_ones_that_are_old_enough

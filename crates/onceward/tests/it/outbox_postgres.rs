@@ -160,8 +160,8 @@ async fn every_call_finds_its_messages_by_an_index() {
     for (call, most) in [
         ("onceward.claim_messages(NULL, 10, '{ledger}', 1, gen_random_uuid())", 0),
         ("onceward.settle_message(NULL, 1, gen_random_uuid(), 1, 'done', '', 0, false, '')", 2),
-        ("onceward.redrive(NULL, '{3,7,1}')", 12),
-        ("onceward.discard('{3,7,1}')", 12),
+        ("onceward.redrive(NULL, '{3,7,1}', 'x')", 12),
+        ("onceward.discard(NULL, '{3,7,1}', 'x')", 12),
         ("onceward.purge_done(NULL, 0, 5)", 20),
     ] {
         on.sql("BEGIN").await;
@@ -304,7 +304,7 @@ async fn a_message_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way() {
     let cause = std::error::Error::source(&error).expect("a cause").to_string();
     assert!(cause.contains("message 1"), "{cause}");
     let ids = [MessageId::from_stored(1)];
-    assert_eq!(on.store.discard(&ids).await.expect("an answer"), ids);
+    assert_eq!(on.store.discard(&ids, "ticket 7").await.expect("an answer"), ids);
     assert_eq!(on.store.list(MessageState::Dead, None, 10).await.expect("an answer"), []);
 }
 
@@ -435,11 +435,11 @@ async fn relay(store: Arc<PgStore>, told: Told, seed: u64) {
             assert!(settled.expect("an answer"));
             let ids = [claimed.message_id];
             if is_dead && random.random_bool(0.5) {
-                assert_eq!(store.redrive(&ids).await.expect("an answer"), ids);
+                assert_eq!(store.redrive(&ids, "ticket 7").await.expect("an answer"), ids);
             } else if is_dead {
                 end(&told, &aggregate, id);
                 // Kept while the operation that staged it is not over.
-                while store.discard(&ids).await.expect("an answer") != ids {
+                while store.discard(&ids, "ticket 7").await.expect("an answer") != ids {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }

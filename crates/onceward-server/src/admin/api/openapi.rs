@@ -5,9 +5,12 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::{
     Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, ErasureRequest,
-    ErasureView, FILTER, JSON, KeyDetail, KeyPage, PREFIX, PlanRequest, PlanView, RedriveRequest,
-    ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest,
-    problem::ProblemDocument, query::Filter, types::KeyRecord,
+    ErasureView, FILTER, JSON, KeyDetail, KeyPage, MessageChanged, MessageDetail, MessagePage,
+    MessageRequest, Operation, PREFIX, PlanRequest, PlanView, RedriveRequest, ReleaseRequest,
+    ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest,
+    problem::ProblemDocument,
+    query::{Filter, MessageFilter},
+    types::KeyRecord,
 };
 
 /// What every endpoint may answer instead.
@@ -89,9 +92,12 @@ fn parameters(endpoint: &Endpoint) -> Vec<Value> {
         let schema = json!({ "type": "string", "minLength": 1, "maxLength": 1024 });
         parameters.push(json!({ "name": "id", "in": "path", "required": true, "schema": schema }));
     }
-    let filter = serde_json::to_value(Filter::schema()).unwrap_or_default();
+    let of_messages = endpoint.operation == Operation::ListMessages;
+    let filter = if of_messages { MessageFilter::schema() } else { Filter::schema() };
+    let filter = serde_json::to_value(filter).unwrap_or_default();
     for name in endpoint.parameters {
-        let is_of_filter = FILTER.contains(name) && filter["properties"].get(*name).is_some();
+        let is_of_filter =
+            (of_messages || FILTER.contains(name)) && filter["properties"].get(*name).is_some();
         let mut schema =
             if is_of_filter { filter["properties"][*name].clone() } else { parameter(name) };
         // A parameter is there or is not.
@@ -110,11 +116,13 @@ fn parameters(endpoint: &Endpoint) -> Vec<Value> {
 
 fn parameter(name: &str) -> Value {
     let events = onceward::record::AuditEvent::ALL.map(|event| event.name());
+    let states = onceward::outbox::MessageState::ALL.map(|state| state.name());
     match name {
         "limit" => json!({ "type": "integer", "minimum": 1, "maximum": 1000, "default": 100 }),
         "sort" => json!({ "type": "string", "enum": ["created_at", "expires_at"] }),
         "order" => json!({ "type": "string", "enum": ["descending", "ascending"] }),
         "event" => json!({ "type": "string", "enum": events }),
+        "state" => json!({ "type": "string", "enum": states }),
         "from" | "before" => json!({ "type": "string", "format": "date-time" }),
         _ => json!({
             "type": "string",
@@ -145,6 +153,10 @@ fn schemas() -> Map<String, Value> {
     add::<VoidRequest>(&mut all);
     add::<RedriveRequest>(&mut all);
     add::<Changed>(&mut all);
+    add::<MessagePage>(&mut all);
+    add::<MessageDetail>(&mut all);
+    add::<MessageRequest>(&mut all);
+    add::<MessageChanged>(&mut all);
     add::<PlanRequest>(&mut all);
     add::<PlanView>(&mut all);
     add::<ApplyRequest>(&mut all);

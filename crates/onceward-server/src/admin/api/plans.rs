@@ -1,4 +1,4 @@
-//! Changing many records: first a plan, bound to exactly the records that were found, then its
+//! Changing many records or messages: first a plan, bound to exactly those that were found, then its
 //! application. What moved in between is skipped. Plans live in the process that made them.
 
 use std::{
@@ -10,8 +10,9 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use onceward::{
-    Store,
+    OutboxStore, Store,
     clock::Timestamp,
+    outbox::MessageQuery,
     record::{Fence, RecordId},
     store::{
         Resolution, Resolve,
@@ -21,12 +22,14 @@ use onceward::{
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Applied, PlanRequest, PlanView, Problem, resolve,
-    types::{Action, Skipped},
+    Applied, PlanRequest, PlanView, Problem,
+    messages::{self, Decision, Letter},
+    resolve,
+    types::{Action, Evidence, Skipped},
 };
 use crate::admin::{access::Who, time::rfc3339};
 
-/// A plan is about at most so many records.
+/// A plan is about at most so many records or messages.
 const RECORDS_MAX: usize = 5_000;
 
 /// So many plans are remembered; the oldest is forgotten first.
@@ -45,11 +48,16 @@ pub(super) struct Plans(Mutex<BTreeMap<String, Plan>>);
 struct Plan {
     made: Instant,
     action: Action,
-    resolution: Resolution,
     reason: String,
-    evidence: Option<super::types::Evidence>,
-    records: Vec<Bound>,
+    evidence: Option<Evidence>,
+    work: Work,
     hash: String,
+}
+
+/// What a plan is about.
+enum Work {
+    Records(Resolution, Vec<Bound>),
+    Messages(Decision, Vec<Letter>),
 }
 
 /// A record as it was found.
@@ -59,53 +67,65 @@ struct Bound {
     fence: Fence,
 }
 
+/// What was found for a plan.
+struct Found {
+    work: Work,
+    /// There are more.
+    more: bool,
+    /// Messages of which a delivery may have acted.
+    ambiguous: usize,
+}
+
 impl Plans {
     pub(super) async fn make(
         &self,
         store: &dyn Store,
+        outbox: Result<&dyn OutboxStore, Problem>,
         asked: PlanRequest,
     ) -> Result<PlanView, Problem> {
         // Checked now, with any name: what cannot be audited cannot be applied.
         resolve::because(&Who("".into()), &asked.reason, asked.evidence.as_ref())?;
-        let resolution = match (asked.action, &asked.evidence) {
-            (Action::Void, None) => Resolution::Void,
-            (Action::Redrive, None) => Resolution::Redrive,
-            (Action::Redrive, Some(_)) => {
-                return Err(Problem::invalid("`redrive` takes no `evidence`, only a `reason`."));
+        let found = match (&asked.filter, &asked.messages) {
+            (Some(filter), None) => {
+                let resolution = resolution(asked.action, asked.evidence.as_ref())?;
+                let query = filter.query()?;
+                if query == Query::default() {
+                    let detail = "A plan needs at least one condition in its `filter`.";
+                    return Err(Problem::invalid(detail));
+                }
+                let (records, more) = find(store, query).await?;
+                Found { work: Work::Records(resolution, records), more, ambiguous: 0 }
             }
-            (Action::Void, Some(_)) => {
-                return Err(Problem::invalid("`void` takes no `evidence`, only a `reason`."));
+            (None, Some(messages)) => {
+                let decision = decision(asked.action, asked.evidence.as_ref())?;
+                find_letters(outbox?, decision, messages.query()?).await?
             }
-            (Action::Release, Some(evidence)) => Resolution::Release(resolve::proof(evidence)?),
-            (Action::Release, None) => {
+            _ => {
                 return Err(Problem::invalid(
-                    "`release` needs `evidence` that none of them acted.",
+                    "A plan has a `filter` for records, or `messages` for dead letters of the outbox.",
                 ));
             }
         };
-        let query = asked.filter.query()?;
-        if query == Query::default() {
-            return Err(Problem::invalid("A plan needs at least one condition in its `filter`."));
-        }
-        let (records, more) = find(store, query).await?;
-        let hash = hash(asked.action, &asked.reason, &records);
+        let hash = hash(asked.action, &asked.reason, &found.work);
         let plan = Plan {
             made: Instant::now(),
             action: asked.action,
-            resolution,
             reason: asked.reason,
             evidence: asked.evidence,
-            records,
+            work: found.work,
             hash: hash.clone(),
         };
+        let ids = plan.work.ids();
         // Behind a letter: on a command line a dash would make it a flag.
         let name = format!("p{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 12]>()));
         let view = PlanView {
             plan: name.clone(),
             action: plan.action,
-            count: u32::try_from(plan.records.len()).unwrap_or(u32::MAX),
-            more,
-            ids: plan.records.iter().map(|bound| bound.id.handle()).collect(),
+            messages: plan.work.is_of_messages(),
+            count: u32::try_from(ids.len()).unwrap_or(u32::MAX),
+            ambiguous: u32::try_from(found.ambiguous).unwrap_or(u32::MAX),
+            more: found.more,
+            ids,
             hash,
             expires_at: rfc3339(from_now(LIFETIME)),
         };
@@ -116,6 +136,7 @@ impl Plans {
     pub(super) async fn apply(
         &self,
         store: &dyn Store,
+        outbox: Result<&dyn OutboxStore, Problem>,
         name: &str,
         hash: &str,
         who: &Who,
@@ -126,34 +147,32 @@ impl Plans {
             None => format!("{}: {reason}", who.0).into(),
             Some(evidence) => format!("{}: {reason}; evidence: {}", who.0, evidence.source).into(),
         };
-        let (skipped, failed) = (Vec::new(), Vec::new());
-        let mut applied = Applied { plan: name.to_owned(), applied: 0, skipped, failed };
-        let mut in_a_row = 0;
-        for Bound { id, generation, fence } in plan.records {
-            let handle = id.handle();
-            if in_a_row >= FAILURES_MAX {
-                applied.failed.push(Skipped { id: handle, code: "not_tried".to_owned() });
-                continue;
-            }
-            let resolution = plan.resolution.clone();
-            let reason = reason.clone();
-            match resolve::apply(store, Resolve { id, generation, fence, resolution, reason }).await
-            {
-                Ok(_) => {
-                    applied.applied += 1;
-                    in_a_row = 0;
+        let mut tally = Tally::new(name, plan.work.is_of_messages());
+        match plan.work {
+            Work::Records(resolution, records) => {
+                for Bound { id, generation, fence } in records {
+                    let handle = id.handle();
+                    if tally.has_given_up(&handle) {
+                        continue;
+                    }
+                    let (resolution, reason) = (resolution.clone(), reason.clone());
+                    let resolve = Resolve { id, generation, fence, resolution, reason };
+                    tally.count(handle, resolve::apply(store, resolve).await.map(drop));
                 }
-                Err(problem) => {
-                    let it = Skipped { id: handle, code: problem.code().to_owned() };
-                    let of_the_store = problem.status == StatusCode::SERVICE_UNAVAILABLE;
-                    in_a_row = if of_the_store { in_a_row + 1 } else { 0 };
-                    let list =
-                        if of_the_store { &mut applied.failed } else { &mut applied.skipped };
-                    list.push(it);
+            }
+            Work::Messages(decision, letters) => {
+                let outbox = outbox?;
+                for letter in letters {
+                    let id = letter.id.to_string();
+                    if tally.has_given_up(&id) {
+                        continue;
+                    }
+                    let applied = messages::apply(outbox, letter, decision, &reason).await;
+                    tally.count(id, applied.map(drop));
                 }
             }
         }
-        Ok(applied)
+        Ok(tally.applied)
     }
 
     fn remember(&self, name: String, plan: Plan) {
@@ -209,7 +228,120 @@ async fn find(store: &dyn Store, query: Query) -> Result<(Vec<Bound>, bool), Pro
     }
 }
 
-fn hash(action: Action, reason: &str, records: &[Bound]) -> String {
+/// The dead letters of a filter, and whether there are more of them.
+async fn find_letters(
+    outbox: &dyn OutboxStore,
+    decision: Decision,
+    mut query: MessageQuery,
+) -> Result<Found, Problem> {
+    let (mut letters, mut ambiguous) = (Vec::new(), 0);
+    loop {
+        let page = outbox.list_messages(query.clone()).await?;
+        for found in &page {
+            if letters.len() >= RECORDS_MAX {
+                return Ok(Found {
+                    work: Work::Messages(decision, letters),
+                    more: true,
+                    ambiguous,
+                });
+            }
+            letters.push(Letter { id: found.stored.message_id, fence: found.stored.fence });
+            ambiguous += usize::from(found.stored.ambiguous);
+        }
+        if page.len() < query.limit as usize {
+            return Ok(Found { work: Work::Messages(decision, letters), more: false, ambiguous });
+        }
+        query.after = page.last().map(|last| last.stored.message_id);
+    }
+}
+
+fn resolution(action: Action, evidence: Option<&Evidence>) -> Result<Resolution, Problem> {
+    match (action, evidence) {
+        (Action::Void, None) => Ok(Resolution::Void),
+        (Action::Redrive, None) => Ok(Resolution::Redrive),
+        (Action::Redrive, Some(_)) => {
+            Err(Problem::invalid("`redrive` takes no `evidence`, only a `reason`."))
+        }
+        (Action::Void, Some(_)) => {
+            Err(Problem::invalid("`void` takes no `evidence`, only a `reason`."))
+        }
+        (Action::Release, Some(evidence)) => Ok(Resolution::Release(resolve::proof(evidence)?)),
+        (Action::Release, None) => {
+            Err(Problem::invalid("`release` needs `evidence` that none of them acted."))
+        }
+        (Action::Discard, _) => Err(Problem::invalid(
+            "A record is not discarded: its client may ask again, and must be told what happened. \
+             Resolve or release it.",
+        )),
+    }
+}
+
+fn decision(action: Action, evidence: Option<&Evidence>) -> Result<Decision, Problem> {
+    match (action, evidence) {
+        (Action::Redrive, None) => Ok(Decision::Redrive),
+        (Action::Discard, None) => Ok(Decision::Discard),
+        (Action::Redrive | Action::Discard, Some(_)) => {
+            Err(Problem::invalid("Messages take no `evidence`, only a `reason`."))
+        }
+        (Action::Release | Action::Void, _) => {
+            Err(Problem::invalid("Messages are redriven or discarded."))
+        }
+    }
+}
+
+impl Work {
+    fn is_of_messages(&self) -> bool {
+        matches!(self, Work::Messages(..))
+    }
+
+    fn ids(&self) -> Vec<String> {
+        match self {
+            Work::Records(_, records) => records.iter().map(|bound| bound.id.handle()).collect(),
+            Work::Messages(_, letters) => letters.iter().map(|it| it.id.to_string()).collect(),
+        }
+    }
+}
+
+/// What has come of a plan so far.
+struct Tally {
+    applied: Applied,
+    failures_in_a_row: u32,
+}
+
+impl Tally {
+    fn new(plan: &str, messages: bool) -> Tally {
+        let (skipped, failed) = (Vec::new(), Vec::new());
+        let applied = Applied { plan: plan.to_owned(), messages, applied: 0, skipped, failed };
+        Tally { applied, failures_in_a_row: 0 }
+    }
+
+    /// Whether this one is not tried any more, which is then noted.
+    fn has_given_up(&mut self, id: &str) -> bool {
+        let given_up = self.failures_in_a_row >= FAILURES_MAX;
+        if given_up {
+            self.applied.failed.push(Skipped { id: id.to_owned(), code: "not_tried".to_owned() });
+        }
+        given_up
+    }
+
+    fn count(&mut self, id: String, done: Result<(), Problem>) {
+        let Err(problem) = done else {
+            self.applied.applied += 1;
+            self.failures_in_a_row = 0;
+            return;
+        };
+        let it = Skipped { id, code: problem.code().to_owned() };
+        if problem.status == StatusCode::SERVICE_UNAVAILABLE {
+            self.failures_in_a_row += 1;
+            self.applied.failed.push(it);
+        } else {
+            self.failures_in_a_row = 0;
+            self.applied.skipped.push(it);
+        }
+    }
+}
+
+fn hash(action: Action, reason: &str, work: &Work) -> String {
     let mut hash = Sha256::new();
     let mut part = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_be_bytes());
@@ -217,10 +349,21 @@ fn hash(action: Action, reason: &str, records: &[Bound]) -> String {
     };
     part(action.name().as_bytes());
     part(reason.as_bytes());
-    for Bound { id, generation, fence } in records {
-        part(id.handle().as_bytes());
-        part(&generation.to_be_bytes());
-        part(&fence.number().to_be_bytes());
+    match work {
+        Work::Records(_, records) => {
+            for Bound { id, generation, fence } in records {
+                part(id.handle().as_bytes());
+                part(&generation.to_be_bytes());
+                part(&fence.number().to_be_bytes());
+            }
+        }
+        Work::Messages(_, letters) => {
+            part(b"messages");
+            for Letter { id, fence } in letters {
+                part(&id.number().to_be_bytes());
+                part(&fence.number().to_be_bytes());
+            }
+        }
     }
     URL_SAFE_NO_PAD.encode(hash.finalize())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use onceward::{
     Effects, Key, Scope,
     clock::Timestamp,
+    outbox::{MessageId, MessageQuery, MessageState},
     record::{AuditEvent, State},
     store::list::{AuditQuery, KeyFilter, Order, PAGE_MAX, Query, Sort, Span},
 };
@@ -70,6 +71,43 @@ pub(crate) struct Filter {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(pattern = r"^true$")]
     pub(crate) dead: Option<String>,
+}
+
+/// Which dead letters of the outbox. All conditions hold at once.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct MessageFilter {
+    /// For this sink.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(min_length = 1, max_length = 255, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
+    pub(crate) sink: Option<String>,
+    /// Staged at least so long ago, as in `90s`, `15m`, `2h` or `7d`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = r"^[0-9]{1,6}(s|m|h|d)$")]
+    pub(crate) older_than: Option<String>,
+    /// `true`, which says that all of them are meant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(pattern = r"^true$")]
+    pub(crate) dead: Option<String>,
+}
+
+impl MessageFilter {
+    /// The question to the outbox. Without any condition it would be about everything by mistake.
+    pub(crate) fn query(&self) -> Result<MessageQuery, Problem> {
+        if self.sink.is_none() && self.older_than.is_none() && self.dead.is_none() {
+            return Err(Problem::invalid("A plan needs at least one condition in `messages`."));
+        }
+        if self.dead.as_deref().is_some_and(|dead| dead != "true") {
+            return Err(Problem::invalid("`dead` is true, or not given."));
+        }
+        Ok(MessageQuery {
+            state: Some(MessageState::Dead),
+            sink: self.sink.as_deref().map(sink).transpose()?,
+            older_than: self.older_than.as_deref().map(age).transpose()?,
+            after: None,
+            limit: PAGE_MAX,
+        })
+    }
 }
 
 /// The names of a filter's members, which are parameters of lists too.
@@ -144,6 +182,13 @@ fn states(text: &str) -> Result<Vec<State>, Problem> {
 fn route(text: &str) -> Result<Box<str>, Problem> {
     if text.is_empty() || text.chars().any(char::is_control) || text.len() > 255 {
         return Err(Problem::invalid("`route` is not the name of a policy."));
+    }
+    Ok(text.into())
+}
+
+fn sink(text: &str) -> Result<Box<str>, Problem> {
+    if text.is_empty() || text.chars().any(char::is_control) || text.len() > 255 {
+        return Err(Problem::invalid("`sink` is not the name of a sink."));
     }
     Ok(text.into())
 }
@@ -240,6 +285,20 @@ impl Parameters {
             scope: scope.map_err(|_| Problem::invalid("`scope` is not the name of a scope."))?,
             at: span(&text("from"), &text("before"))?,
             after: self.get("after").map(cursor).transpose()?,
+            limit: self.limit()?,
+        })
+    }
+
+    /// The question of a list of messages.
+    pub(super) fn message_query(&self) -> Result<MessageQuery, Problem> {
+        let state = self.get("state");
+        let after = self.get("after").map(|text| text.parse().ok().map(MessageId::from_stored));
+        let no_page = || Problem::invalid("`after` is `next` of the page before.");
+        Ok(MessageQuery {
+            state: state.map(|name| one_of("state", name, MessageState::from_name)).transpose()?,
+            sink: self.get("sink").map(sink).transpose()?,
+            older_than: self.get("older_than").map(age).transpose()?,
+            after: after.map(|after| after.ok_or_else(no_page)).transpose()?,
             limit: self.limit()?,
         })
     }

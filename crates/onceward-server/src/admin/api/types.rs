@@ -14,6 +14,10 @@ use utoipa::ToSchema;
 use super::super::time::rfc3339;
 use crate::gateway::Observation;
 
+mod message; // of the outbox
+
+pub(crate) use message::{MessageChanged, MessageDetail, MessagePage, MessageRequest, MessageView};
+
 /// Texts of operators are words of one line.
 pub(super) const TEXT_MAX: usize = 500;
 
@@ -424,12 +428,17 @@ pub(crate) struct Changed {
     pub(crate) record: KeyRecord,
 }
 
-/// Asks what a change of many records would be.
+/// Asks what a change of many records, or of many dead letters of the outbox, would be. It has either
+/// `filter` or `messages`.
 #[derive(Debug, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanRequest {
     /// Which records: those that a list with the same filter has.
-    pub(crate) filter: super::query::Filter,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) filter: Option<super::query::Filter>,
+    /// Which dead letters of the outbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) messages: Option<super::query::MessageFilter>,
     /// What to do with each.
     pub(crate) action: Action,
     /// Why it is done, for whoever reads the audit records. One line.
@@ -452,8 +461,11 @@ pub(crate) enum Action {
     Release,
     /// Replies of completed records are withdrawn.
     Void,
-    /// Unknown records are asked about at once, be they dead letters or not.
+    /// Unknown records are asked about at once, be they dead letters or not. Messages that are dead
+    /// letters are delivered anew.
     Redrive,
+    /// Messages that are dead letters are deleted.
+    Discard,
 }
 
 impl Action {
@@ -462,6 +474,7 @@ impl Action {
             Action::Release => "release",
             Action::Void => "void",
             Action::Redrive => "redrive",
+            Action::Discard => "discard",
         }
     }
 }
@@ -473,8 +486,14 @@ pub(crate) struct PlanView {
     pub(crate) plan: String,
     /// What would be done with each.
     pub(crate) action: Action,
-    /// How many records it is about.
+    /// It is about messages of the outbox, not about records.
+    #[serde(default)]
+    pub(crate) messages: bool,
+    /// How many it is about.
     pub(crate) count: u32,
+    /// How many of these messages a delivery may have acted on. Look at each before redriving them.
+    #[serde(default)]
+    pub(crate) ambiguous: u32,
     /// More records match than one plan may hold: make another one afterwards.
     pub(crate) more: bool,
     /// The records.
@@ -498,7 +517,10 @@ pub(crate) struct ApplyRequest {
 pub(crate) struct Applied {
     /// Its name.
     pub(crate) plan: String,
-    /// How many records were changed.
+    /// It was about messages of the outbox, not about records.
+    #[serde(default)]
+    pub(crate) messages: bool,
+    /// How many were changed.
     pub(crate) applied: u32,
     /// Those that were not, each with why.
     pub(crate) skipped: Vec<Skipped>,

@@ -21,6 +21,15 @@ const MIGRATIONS: [&str; 2] = [
     include_str!("../../../migrations/postgres/0006_scope_keys.sql"),
 ];
 
+/// Messages without their payloads.
+const SHOWN: &str = "SELECT message_id, scope, key, generation, name, derived_key, sink, aggregate, \
+    content_type, ''::bytea AS payload, state, attempts, ambiguous, next_at, lease_until, attempt, \
+    fence, provider_id, last_error, created_at, done_at, \
+    octet_length(payload)::bigint AS payload_bytes FROM onceward.outbox";
+const SHOWN_WHERE: &str = "message_id > $1 AND ($2::text IS NULL OR sink = $2) \
+    AND ($3::bigint IS NULL OR created_at <= (SELECT onceward.micros($6)) - $3) \
+    ORDER BY message_id LIMIT $4";
+
 /// The oldest server that is known to do: 13.
 const OLDEST_SERVER: u32 = 13_00_00;
 
@@ -101,6 +110,9 @@ pub(super) struct Statements {
     pub(super) settle_message: Arc<str>,
     pub(super) open_messages: Arc<str>,
     pub(super) done_messages: Arc<str>,
+    pub(super) show_open_messages: Arc<str>,
+    pub(super) show_messages: Arc<str>,
+    pub(super) show_message: Arc<str>,
     pub(super) redrive: Arc<str>,
     pub(super) discard: Arc<str>,
     pub(super) purge_done: Arc<str>,
@@ -196,8 +208,16 @@ impl Statements {
                 "SELECT * FROM onceward.outbox WHERE state = $1 AND message_id > $2 \
                  ORDER BY message_id LIMIT $3",
             ),
-            redrive: named("SELECT * FROM onceward.redrive($1, $2)"),
-            discard: named("SELECT * FROM onceward.discard($1)"),
+            // In one state other than done, by its index.
+            show_open_messages: named(&format!(
+                "{SHOWN} WHERE state = $5 AND state <> 'done' AND {SHOWN_WHERE}"
+            )),
+            show_messages: named(&format!(
+                "{SHOWN} WHERE ($5::text IS NULL OR state = $5) AND {SHOWN_WHERE}"
+            )),
+            show_message: named(&format!("{SHOWN} WHERE message_id = $1")),
+            redrive: named("SELECT * FROM onceward.redrive($1, $2, $3)"),
+            discard: named("SELECT * FROM onceward.discard($1, $2, $3)"),
             purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \

@@ -16,8 +16,8 @@ use super::{
 use crate::{
     key::Key,
     outbox::{
-        Claimed, Message, MessageId, MessageState, OutboxStore, Owner, Settlement, Staged,
-        StoredMessage,
+        Claimed, ListedMessage, Message, MessageId, MessageQuery, MessageState, OutboxStore, Owner,
+        Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease, RecordId},
     scope::Scope,
@@ -219,6 +219,33 @@ async fn list(
     rows.iter().map(|row| read_message(row).map_err(|bad| damaged(row, &bad))).collect()
 }
 
+fn read_listed(row: &PgRow) -> Result<ListedMessage, StoreError> {
+    let stored = read_message(row).map_err(|bad| damaged(row, &bad))?;
+    let bytes: i64 = row.try_get("payload_bytes").map_err(|_| unreadable())?;
+    Ok(ListedMessage { stored, payload_bytes: bytes.unsigned_abs() })
+}
+
+async fn show(link: &mut Link, query: MessageQuery) -> Result<Vec<ListedMessage>, StoreError> {
+    let MessageQuery { state, sink, older_than, after, limit } = query;
+    let bind = |link: &Link| {
+        let statements = link.statements();
+        let open = state.is_some_and(|state| state != MessageState::Done);
+        call(if open { &statements.show_open_messages } else { &statements.show_messages })
+            .bind(after.map_or(i64::MIN, MessageId::number))
+            .bind(sink.as_deref().map(storable))
+            .bind(older_than.map(micros))
+            .bind(i64::from(limit))
+            .bind(state.map(MessageState::name))
+            .bind(link.now())
+    };
+    fetch(link, bind).await?.iter().map(read_listed).collect()
+}
+
+async fn show_one(link: &mut Link, id: MessageId) -> Result<Option<ListedMessage>, StoreError> {
+    let bind = |link: &Link| call(&link.statements().show_message).bind(id.number());
+    fetch(link, bind).await?.first().map(read_listed).transpose()
+}
+
 /// A call that returns the ids of the messages that it was applied to.
 async fn applied(
     link: &mut Link,
@@ -273,19 +300,39 @@ impl OutboxStore for PgStore {
         self.single(move |link| Box::pin(list(link, state, after, limit)))
     }
 
-    fn redrive<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        let ids = numbers(ids);
+    fn list_messages(&self, query: MessageQuery) -> StoreFuture<'_, Vec<ListedMessage>> {
+        self.single(move |link| Box::pin(show(link, query)))
+    }
+
+    fn load_message(&self, id: MessageId) -> StoreFuture<'_, Option<ListedMessage>> {
+        self.single(move |link| Box::pin(show_one(link, id)))
+    }
+
+    fn redrive<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        let (ids, reason) = (numbers(ids), storable(reason));
         self.single(move |link| {
             Box::pin(applied(link, move |link| {
-                call(&link.statements().redrive).bind(link.now()).bind(ids.clone())
+                let redrive = call(&link.statements().redrive).bind(link.now());
+                redrive.bind(ids.clone()).bind(reason.clone())
             }))
         })
     }
 
-    fn discard<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        let ids = numbers(ids);
+    fn discard<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        let (ids, reason) = (numbers(ids), storable(reason));
         self.single(move |link| {
-            Box::pin(applied(link, move |link| call(&link.statements().discard).bind(ids.clone())))
+            Box::pin(applied(link, move |link| {
+                let discard = call(&link.statements().discard).bind(link.now());
+                discard.bind(ids.clone()).bind(reason.clone())
+            }))
         })
     }
 

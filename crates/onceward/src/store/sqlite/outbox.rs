@@ -10,8 +10,8 @@ use super::{SqliteStore, statement::Statement};
 use crate::{
     clock::Timestamp,
     outbox::{
-        Claimed, Message, MessageId, MessageState, OutboxStore, Owner, Settlement, Staged,
-        StoredMessage,
+        Claimed, ListedMessage, Message, MessageId, MessageQuery, MessageState, OutboxStore, Owner,
+        Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease},
     store::StoreFuture,
@@ -20,10 +20,11 @@ use crate::{
 mod row;
 mod sql;
 
-use row::{message_id, read_message, unreadable};
+use row::{message_id, read_listed, read_message, unreadable};
 use sql::{
     ALREADY_SETTLED, CLAIM, DEAD, DISCARD, DONE, DUE, FORGET, LET_GO, LIST, LIST_OPEN, MINE, PURGE,
-    PURGEABLE, REDRIVE, RETRY, RUN_OUT, STAGE, STAGED_BEFORE, UNREADABLE,
+    PURGEABLE, REDRIVE, REMEMBER_DISCARDED, REMEMBER_REDRIVEN, RETRY, RUN_OUT, SHOW, SHOW_ONE,
+    SHOW_OPEN, STAGE, STAGED_BEFORE, UNREADABLE,
 };
 
 /// Stages a message within the transaction that is open on this connection.
@@ -277,6 +278,78 @@ impl Statement for List {
     }
 }
 
+struct Show(MessageQuery);
+
+impl Statement for Show {
+    type Answer = Vec<ListedMessage>;
+
+    fn run<'c>(
+        &'c self,
+        connection: &'c mut SqliteConnection,
+        now: Timestamp,
+    ) -> BoxFuture<'c, Result<Vec<ListedMessage>, sqlx::Error>> {
+        let MessageQuery { state, sink, older_than, after, limit } = &self.0;
+        let open = state.is_some_and(|state| state != MessageState::Done);
+        let before = older_than.map_or(i64::MAX, |age| micros_before(now, age));
+        let query = sqlx::query(if open { SHOW_OPEN } else { SHOW })
+            .bind(after.map_or(i64::MIN, MessageId::number))
+            .bind(sink.as_deref().map(str::to_owned))
+            .bind(before)
+            .bind(i64::from(*limit))
+            .bind(state.map(MessageState::name));
+        Box::pin(
+            async move { query.fetch_all(connection).await?.iter().map(read_listed).collect() },
+        )
+    }
+}
+
+struct ShowOne(MessageId);
+
+impl Statement for ShowOne {
+    type Answer = Option<ListedMessage>;
+
+    fn run<'c>(
+        &'c self,
+        connection: &'c mut SqliteConnection,
+        _now: Timestamp,
+    ) -> BoxFuture<'c, Result<Option<ListedMessage>, sqlx::Error>> {
+        let query = sqlx::query(SHOW_ONE).bind(self.0.number());
+        Box::pin(async move {
+            query.fetch_optional(connection).await?.as_ref().map(read_listed).transpose()
+        })
+    }
+}
+
+fn micros_before(now: Timestamp, age: Duration) -> i64 {
+    let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+    now.as_micros().saturating_sub(age)
+}
+
+/// What a person decided about exactly these dead letters: remembered, and then done.
+struct Decide {
+    remember: &'static str,
+    sql: &'static str,
+    ids: Vec<MessageId>,
+    reason: String,
+}
+
+impl Statement for Decide {
+    type Answer = Vec<MessageId>;
+
+    fn run<'c>(
+        &'c self,
+        connection: &'c mut SqliteConnection,
+        now: Timestamp,
+    ) -> BoxFuture<'c, Result<Vec<MessageId>, sqlx::Error>> {
+        Box::pin(async move {
+            let remember = sqlx::query(self.remember).bind(list_of(&self.ids));
+            let remember = remember.bind(now.as_micros()).bind(self.reason.clone());
+            remember.execute(&mut *connection).await?;
+            OnExactly { sql: self.sql, ids: self.ids.clone() }.apply(connection, now).await
+        })
+    }
+}
+
 /// A statement on exactly these messages, which returns those that it was applied to.
 struct OnExactly {
     sql: &'static str,
@@ -302,18 +375,6 @@ impl OnExactly {
     }
 }
 
-impl Statement for OnExactly {
-    type Answer = Vec<MessageId>;
-
-    fn run<'c>(
-        &'c self,
-        connection: &'c mut SqliteConnection,
-        now: Timestamp,
-    ) -> BoxFuture<'c, Result<Vec<MessageId>, sqlx::Error>> {
-        Box::pin(self.apply(connection, now))
-    }
-}
-
 struct PurgeDone {
     older_than: Duration,
     limit: u32,
@@ -328,8 +389,7 @@ impl Statement for PurgeDone {
         now: Timestamp,
     ) -> BoxFuture<'c, Result<Vec<MessageId>, sqlx::Error>> {
         Box::pin(async move {
-            let age = i64::try_from(self.older_than.as_micros()).unwrap_or(i64::MAX);
-            let before = now.as_micros().saturating_sub(age);
+            let before = micros_before(now, self.older_than);
             let seen = sqlx::query(PURGEABLE).bind(before).bind(i64::from(self.limit));
             let seen = seen.fetch_all(&mut *connection).await?;
             let ids = seen.iter().map(message_id).collect::<Result<Vec<_>, _>>()?;
@@ -379,12 +439,30 @@ impl OutboxStore for SqliteStore {
         self.state(List { state, after, limit })
     }
 
-    fn redrive<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        self.state(OnExactly { sql: REDRIVE, ids: ids.to_vec() })
+    fn list_messages(&self, query: MessageQuery) -> StoreFuture<'_, Vec<ListedMessage>> {
+        self.state(Show(query))
     }
 
-    fn discard<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        self.state(OnExactly { sql: DISCARD, ids: ids.to_vec() })
+    fn load_message(&self, id: MessageId) -> StoreFuture<'_, Option<ListedMessage>> {
+        self.state(ShowOne(id))
+    }
+
+    fn redrive<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        let (ids, reason) = (ids.to_vec(), reason.to_owned());
+        self.state(Decide { remember: REMEMBER_REDRIVEN, sql: REDRIVE, ids, reason })
+    }
+
+    fn discard<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        let (ids, reason) = (ids.to_vec(), reason.to_owned());
+        self.state(Decide { remember: REMEMBER_DISCARDED, sql: DISCARD, ids, reason })
     }
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {

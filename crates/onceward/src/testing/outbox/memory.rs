@@ -8,18 +8,18 @@ use std::{
 use crate::{
     clock::{Clock, Timestamp},
     outbox::{
-        Claimed, Message, MessageId, MessageState, OutboxStore, Owner, Settlement, Staged,
-        StoredMessage,
+        Claimed, ListedMessage, Message, MessageId, MessageQuery, MessageState, OutboxStore, Owner,
+        Settlement, Staged, StoredMessage,
     },
-    record::{AttemptId, Fence, Lease, State},
-    store::{Store, StoreFuture},
+    record::{AttemptId, AuditEvent, AuditRecord, Fence, Lease, State},
+    store::{MemoryStore, Store as _, StoreFuture},
 };
 
-/// Messages in memory, beside the records of another store. Nothing commits with anything: for
+/// Messages in memory, beside the records of a store in memory. Nothing commits with anything: for
 /// tests only.
 #[derive(Debug)]
 pub struct MemoryOutbox {
-    store: Arc<dyn Store>,
+    store: Arc<MemoryStore>,
     clock: Arc<dyn Clock>,
     rows: Mutex<Rows>,
 }
@@ -38,7 +38,7 @@ struct Row {
 
 impl MemoryOutbox {
     /// An empty outbox for operations of this store.
-    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
+    pub fn new(store: Arc<MemoryStore>, clock: Arc<dyn Clock>) -> Self {
         MemoryOutbox { store, clock, rows: Mutex::default() }
     }
 
@@ -46,32 +46,40 @@ impl MemoryOutbox {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn remember(&self, event: AuditEvent, stored: &StoredMessage, reason: &str) {
+        let StoredMessage { message_id, message, .. } = stored;
+        self.store.remember(AuditRecord {
+            at: self.clock.now(),
+            id: stored.operation.clone(),
+            generation: stored.generation,
+            event,
+            attempt: stored.attempt.unwrap_or(AttemptId::from_bytes([0; 16])),
+            fence: stored.fence,
+            reason: format!("{reason} (message {message_id}, {})", message.name).into(),
+            reply: None,
+        });
+    }
+
     /// Removes those that are picked, except where the operation may still run.
     async fn remove(
         &self,
         limit: u32,
         pick: impl Fn(&StoredMessage) -> bool,
-    ) -> Result<Vec<MessageId>, crate::store::StoreError> {
+    ) -> Result<Vec<StoredMessage>, crate::store::StoreError> {
         let picked: Vec<_> = {
             let rows = self.rows();
             let picked = rows.rows.iter().filter(|row| pick(&row.stored));
-            picked
-                .map(|row| {
-                    let stored = &row.stored;
-                    let id = stored.message_id;
-                    (id, stored.operation.clone(), stored.generation, row.record_created_at)
-                })
-                .collect()
+            picked.map(|row| (row.stored.clone(), row.record_created_at)).collect()
         };
         let mut removed = Vec::new();
-        for (id, operation, generation, created_at) in picked {
-            let open = self.store.load(&operation).await?.is_some_and(|record| {
-                (record.generation, record.created_at) == (generation, created_at)
+        for (stored, created_at) in picked {
+            let open = self.store.load(&stored.operation).await?.is_some_and(|record| {
+                (record.generation, record.created_at) == (stored.generation, created_at)
                     && !matches!(record.state, State::Completed | State::Expired)
             });
             if !open && removed.len() < limit as usize {
-                self.rows().rows.retain(|row| row.stored.message_id != id);
-                removed.push(id);
+                self.rows().rows.retain(|row| row.stored.message_id != stored.message_id);
+                removed.push(stored);
             }
         }
         Ok(removed)
@@ -153,6 +161,12 @@ impl Rows {
         });
         claim.collect()
     }
+}
+
+fn listed(stored: &StoredMessage) -> ListedMessage {
+    let mut stored = stored.clone();
+    let payload = std::mem::take(&mut stored.message.payload);
+    ListedMessage { stored, payload_bytes: payload.len() as u64 }
 }
 
 fn settle(stored: &mut StoredMessage, settlement: Settlement, now: Timestamp) -> bool {
@@ -248,7 +262,33 @@ impl OutboxStore for MemoryOutbox {
         })
     }
 
-    fn redrive<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
+    fn list_messages(&self, query: MessageQuery) -> StoreFuture<'_, Vec<ListedMessage>> {
+        Box::pin(async move {
+            let now = self.clock.now();
+            let rows = self.rows();
+            let stored = rows.rows.iter().map(|row| &row.stored).filter(|one| {
+                query.state.is_none_or(|state| one.state == state)
+                    && query.sink.as_ref().is_none_or(|sink| one.message.sink == *sink)
+                    && query.older_than.is_none_or(|age| one.created_at.plus(age) <= now)
+                    && Some(one.message_id) > query.after
+            });
+            Ok(stored.take(query.limit as usize).map(listed).collect())
+        })
+    }
+
+    fn load_message(&self, id: MessageId) -> StoreFuture<'_, Option<ListedMessage>> {
+        Box::pin(async move {
+            let rows = self.rows();
+            let stored = rows.rows.iter().map(|row| &row.stored);
+            Ok(stored.filter(|one| one.message_id == id).map(listed).next())
+        })
+    }
+
+    fn redrive<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
         Box::pin(async move {
             let mut rows = self.rows();
             let stored = rows.rows.iter_mut().map(|row| &mut row.stored);
@@ -256,6 +296,7 @@ impl OutboxStore for MemoryOutbox {
                 stored.state == MessageState::Dead && ids.contains(&stored.message_id)
             });
             let redriven = dead.map(|stored| {
+                self.remember(AuditEvent::MessageRedriven, stored, reason);
                 stored.state = MessageState::Ready;
                 (stored.attempts, stored.ambiguous) = (0, false);
                 (stored.attempt, stored.lease_until) = (None, None);
@@ -266,16 +307,32 @@ impl OutboxStore for MemoryOutbox {
         })
     }
 
-    fn discard<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        Box::pin(self.remove(u32::MAX, |stored| {
-            stored.state == MessageState::Dead && ids.contains(&stored.message_id)
-        }))
+    fn discard<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        Box::pin(async move {
+            let dead = |stored: &StoredMessage| {
+                stored.state == MessageState::Dead && ids.contains(&stored.message_id)
+            };
+            let gone = self.remove(u32::MAX, dead).await?;
+            let gone = gone.iter().map(|stored| {
+                self.remember(AuditEvent::MessageDiscarded, stored, reason);
+                stored.message_id
+            });
+            Ok(gone.collect())
+        })
     }
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {
         let now = self.clock.now();
-        Box::pin(self.remove(limit, move |stored| {
-            stored.done_at.is_some_and(|done_at| done_at.plus(older_than) <= now)
-        }))
+        Box::pin(async move {
+            let old = |stored: &StoredMessage| {
+                stored.done_at.is_some_and(|done_at| done_at.plus(older_than) <= now)
+            };
+            let gone = self.remove(limit, old).await?;
+            Ok(gone.iter().map(|stored| stored.message_id).collect())
+        })
     }
 }

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::{OutboxHarness, dead, done, message, retry};
 use crate::{
-    outbox::{MessageId, MessageState, Settlement, Staged},
-    record::Effects,
+    clock::Clock as _,
+    outbox::{Message, MessageId, MessageQuery, MessageState, Settlement, Staged},
+    record::{AuditEvent, Effects},
     store::Ask,
     testing::samples::{LEASE, ask, retry as retry_of},
 };
@@ -38,16 +41,55 @@ pub async fn lists_are_in_order_and_go_on_where_they_ended(on: OutboxHarness) {
     assert_eq!(on.ids(MessageState::Dead).await, []);
 }
 
+/// Each condition alone and together, page by page, and one by its id.
+pub async fn operators_list_messages_by_state_sink_and_age_without_their_payloads(
+    on: OutboxHarness,
+) {
+    let dead_ones = settled(&on, 2, dead()).await;
+    let elsewhere = Message::new("c", "elsewhere", "longer than its name").aggregate("order-1");
+    let other = on.staged([elsewhere.clone()]).await;
+    on.clock.advance(DAY);
+    let young = on.staged([message("d")]).await;
+    let all = [&dead_ones[..], &other, &young].concat();
+    let query = MessageQuery { limit: 100, ..MessageQuery::default() };
+    let list = async |query: &MessageQuery| {
+        let listed = on.outbox.list_messages(query.clone()).await.expect("list answers");
+        listed.iter().map(|it| it.stored.message_id).collect::<Vec<_>>()
+    };
+    assert_eq!(list(&query).await, all);
+    let state = |state| MessageQuery { state: Some(state), ..query.clone() };
+    assert_eq!(list(&state(MessageState::Dead)).await, dead_ones);
+    assert_eq!(list(&state(MessageState::Done)).await, []);
+    assert_eq!(list(&state(MessageState::Ready)).await, [&other[..], &young].concat());
+    let sink = MessageQuery { sink: Some("elsewhere".into()), ..query.clone() };
+    assert_eq!(list(&sink).await, other);
+    let both = MessageQuery { sink: Some("elsewhere".into()), ..state(MessageState::Dead) };
+    assert_eq!(list(&both).await, []);
+    let old = MessageQuery { older_than: Some(DAY), ..query.clone() };
+    assert_eq!(list(&old).await, all[..3]);
+    let page = MessageQuery { after: Some(all[0]), limit: 2, ..query.clone() };
+    assert_eq!(list(&page).await, all[1..3]);
+    let loaded = on.outbox.load_message(other[0]).await.expect("load answers").expect("there");
+    assert_eq!(loaded.payload_bytes, elsewhere.payload.len() as u64);
+    assert_eq!(loaded.stored.message, Message { payload: Bytes::new(), ..elsewhere });
+    let absent = on.outbox.load_message(MessageId::from_stored(999_999)).await;
+    assert_eq!(absent.expect("load answers"), None);
+}
+
 /// Neither other dead letters nor messages that are not dead.
 pub async fn redrive_takes_exactly_the_dead_letters_that_it_is_given(on: OutboxHarness) {
     let done_ones = settled(&on, 1, done("p-1")).await;
     let dead_ones = settled(&on, 3, dead()).await;
     let asked = [dead_ones[2], dead_ones[0], done_ones[0], MessageId::from_stored(999_999)];
-    let redriven = on.outbox.redrive(&asked).await.expect("redrive answers");
+    let redriven = on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers");
     assert_eq!(redriven, [dead_ones[0], dead_ones[2]]);
     assert_eq!(on.counts().await, [2, 0, 1, 1]);
-    assert_eq!(on.outbox.redrive(&asked).await.expect("redrive answers"), [], "only once");
-    assert_eq!(on.outbox.redrive(&[]).await.expect("redrive answers"), []);
+    assert_eq!(
+        on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers"),
+        [],
+        "only once"
+    );
+    assert_eq!(on.outbox.redrive(&[], "ticket 7").await.expect("redrive answers"), []);
 }
 
 /// A person has decided that it may be delivered, whatever happened before.
@@ -58,7 +100,7 @@ pub async fn a_redriven_message_is_as_if_never_delivered(on: OutboxHarness) {
     let (attempt, claimed) = on.claim_one().await;
     assert_eq!((claimed.ambiguous, claimed.attempts), (true, 2));
     assert!(on.settle(attempt, &claimed, dead()).await);
-    on.outbox.redrive(&[claimed.message_id]).await.expect("redrive answers");
+    on.outbox.redrive(&[claimed.message_id], "ticket 7").await.expect("redrive answers");
     let (_, again) = on.claim_one().await;
     assert_eq!((again.ambiguous, again.attempts), (false, 1));
     assert_eq!(again.derived_key, claimed.derived_key, "the key stays");
@@ -69,11 +111,69 @@ pub async fn an_old_claim_cannot_settle_what_was_redriven(on: OutboxHarness) {
     on.staged([message("a")]).await;
     let (attempt, claimed) = on.claim_one().await;
     assert!(on.settle(attempt, &claimed, dead()).await);
-    on.outbox.redrive(&[claimed.message_id]).await.expect("redrive answers");
+    on.outbox.redrive(&[claimed.message_id], "ticket 7").await.expect("redrive answers");
     for settlement in [done("late"), retry(0), dead()] {
         assert!(!on.settle(attempt, &claimed, settlement).await);
     }
     assert_eq!(on.counts().await, [1, 0, 0, 0]);
+}
+
+/// Also those that one claim took, and that one call redrives: they differ by their message only.
+pub async fn every_redriven_and_every_discarded_message_is_audited_once(on: OutboxHarness) {
+    let ids = on.staged(["a", "b"].map(message)).await;
+    let mut operation = None;
+    let mut give_up = async || {
+        let (attempt, claimed) = on.claim(10).await;
+        assert_eq!(claimed.len(), 2);
+        for claimed in &claimed {
+            assert!(on.settle(attempt, claimed, dead()).await);
+        }
+        operation = Some(claimed[0].operation.clone());
+        (attempt, claimed[0].fence)
+    };
+    let mut expected = Vec::new();
+    let mut remembered = |event, (attempt, fence), why: &str| {
+        for (id, name) in ids.iter().zip(["a", "b"]) {
+            expected.push((event, attempt, fence, format!("{why} (message {id}, {name})")));
+        }
+    };
+    let first = give_up().await;
+    assert_eq!(on.outbox.redrive(&ids, "alice: 1").await.expect("redrive answers"), ids);
+    remembered(AuditEvent::MessageRedriven, first, "alice: 1");
+    assert_eq!(on.outbox.redrive(&ids, "alice: 2").await.expect("redrive answers"), []);
+    let second = give_up().await;
+    assert_eq!(on.outbox.redrive(&ids, "alice: 3").await.expect("redrive answers"), ids);
+    remembered(AuditEvent::MessageRedriven, second, "alice: 3");
+    let third = give_up().await;
+    assert_eq!(on.outbox.discard(&ids, "bob: 4").await.expect("discard answers"), ids);
+    remembered(AuditEvent::MessageDiscarded, third, "bob: 4");
+    assert_eq!(on.outbox.discard(&ids, "bob: 5").await.expect("discard answers"), []);
+    let operation = operation.expect("given up");
+    let audit = on.store.audit(&operation).await.expect("audit answers");
+    assert!(audit.iter().all(|it| it.generation == 1 && it.at == on.clock.now()));
+    let mut audit: Vec<_> = audit
+        .into_iter()
+        .map(|it| (it.event, it.attempt, it.fence, String::from(it.reason)))
+        .collect();
+    // Of one call, in any order.
+    audit.sort_by_key(|it| (it.2, it.0.name(), it.3.clone()));
+    assert_eq!(audit, expected);
+}
+
+/// Nothing was decided about them.
+pub async fn what_is_not_a_dead_letter_or_is_kept_leaves_no_audit_record(on: OutboxHarness) {
+    let lease = on.begun("order-1").await;
+    assert_eq!(on.stage(&lease, message("a")).await, Staged::Applied);
+    let ready = on.ids(MessageState::Ready).await;
+    assert_eq!(on.outbox.redrive(&ready, "x").await.expect("redrive answers"), []);
+    let (attempt, claimed) = on.claim_one().await;
+    assert!(on.settle(attempt, &claimed, dead()).await);
+    let kept = on.outbox.discard(&[claimed.message_id], "x").await.expect("discard answers");
+    assert_eq!(kept, [], "its operation may still run");
+    assert_eq!(on.store.audit(&lease.id).await.expect("audit answers"), []);
+    on.complete(&lease).await;
+    on.outbox.discard(&[claimed.message_id], "x").await.expect("discard answers");
+    assert_eq!(on.store.audit(&lease.id).await.expect("audit answers").len(), 1, "the twin");
 }
 
 /// Neither other dead letters nor messages that are not dead.
@@ -82,11 +182,11 @@ pub async fn discard_deletes_exactly_the_dead_letters_that_it_is_given(on: Outbo
     let dead_ones = settled(&on, 3, dead()).await;
     let ready = on.staged([message("a")]).await;
     let asked = [dead_ones[1], done_ones[0], ready[0], MessageId::from_stored(999_999)];
-    let discarded = on.outbox.discard(&asked).await.expect("discard answers");
+    let discarded = on.outbox.discard(&asked, "ticket 7").await.expect("discard answers");
     assert_eq!(discarded, [dead_ones[1]]);
     assert_eq!(on.ids(MessageState::Dead).await, [dead_ones[0], dead_ones[2]]);
     assert_eq!(on.counts().await, [1, 0, 1, 2]);
-    assert_eq!(on.outbox.discard(&asked).await.expect("discard answers"), []);
+    assert_eq!(on.outbox.discard(&asked, "ticket 7").await.expect("discard answers"), []);
 }
 
 /// What was held behind it is due at once.
@@ -95,7 +195,7 @@ pub async fn a_discarded_dead_letter_lets_its_aggregate_go_on(on: OutboxHarness)
     let (attempt, claimed) = on.claim_one().await;
     assert!(on.settle(attempt, &claimed, dead()).await);
     assert_eq!(on.claimed_ids(10).await, []);
-    assert_eq!(on.outbox.discard(&ids[..1]).await.expect("discard answers"), ids[..1]);
+    assert_eq!(on.outbox.discard(&ids[..1], "ticket 7").await.expect("discard answers"), ids[..1]);
     assert_eq!(on.claimed_ids(10).await, ids[1..]);
 }
 
@@ -128,7 +228,7 @@ pub async fn purge_stops_at_its_limit_and_goes_on_next_time(on: OutboxHarness) {
 /// Else somebody who looked at a message and deletes it would delete another one.
 pub async fn an_id_is_never_used_again(on: OutboxHarness) {
     let dead_ones = settled(&on, 2, dead()).await;
-    on.outbox.discard(&dead_ones).await.expect("discard answers");
+    on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers");
     let done_ones = settled(&on, 2, done("p-1")).await;
     on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers");
     let ready = on.staged([message("a")]).await;
@@ -150,12 +250,15 @@ pub async fn what_an_open_operation_would_stage_again_is_kept(on: OutboxHarness)
     on.clock.advance(LEASE);
     let nothing = Vec::<MessageId>::new();
     assert_eq!(on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers"), nothing);
-    assert_eq!(on.outbox.discard(&dead_ones).await.expect("discard answers"), nothing);
+    assert_eq!(on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers"), nothing);
     let resumed = on.granted(retry_of(&ask)).await;
     for name in ["delivered", "given up"] {
         assert_eq!(on.stage(&resumed, message(name)).await, Staged::AlreadyMine);
     }
     on.complete(&resumed).await;
-    assert_eq!(on.outbox.discard(&dead_ones).await.expect("discard answers"), dead_ones);
+    assert_eq!(
+        on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers"),
+        dead_ones
+    );
     assert_eq!(on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers").len(), 1);
 }

@@ -4,7 +4,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::*;
 use crate::{
-    outbox::{Claimed, MessageId, Settlement, Staged, StoredMessage},
+    outbox::{Claimed, ListedMessage, MessageId, MessageQuery, Settlement, Staged, StoredMessage},
     record::{AttemptId, Fence, Lease},
     store::{StoreError, StoreErrorKind, StoreFuture},
 };
@@ -95,12 +95,28 @@ impl OutboxStore for Failing {
         self.inner.list(state, after, limit)
     }
 
-    fn redrive<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        self.inner.redrive(ids)
+    fn list_messages(&self, query: MessageQuery) -> StoreFuture<'_, Vec<ListedMessage>> {
+        self.inner.list_messages(query)
     }
 
-    fn discard<'a>(&'a self, ids: &'a [MessageId]) -> StoreFuture<'a, Vec<MessageId>> {
-        self.inner.discard(ids)
+    fn load_message(&self, id: MessageId) -> StoreFuture<'_, Option<ListedMessage>> {
+        self.inner.load_message(id)
+    }
+
+    fn redrive<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        self.inner.redrive(ids, reason)
+    }
+
+    fn discard<'a>(
+        &'a self,
+        ids: &'a [MessageId],
+        reason: &'a str,
+    ) -> StoreFuture<'a, Vec<MessageId>> {
+        self.inner.discard(ids, reason)
     }
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {

@@ -5,7 +5,7 @@ use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::super::row::{BadRow, Columns};
 use crate::{
-    outbox::{Message, MessageId, MessageState, StoredMessage},
+    outbox::{ListedMessage, Message, MessageId, MessageState, StoredMessage},
     record::{AttemptId, Fence},
 };
 
@@ -18,6 +18,22 @@ macro_rules! message_columns {
     };
 }
 pub(super) use message_columns;
+
+/// The same without the payload, and how long that is.
+macro_rules! listed_columns {
+    () => {
+        "scope, key, generation, name, derived_key, sink, aggregate, content_type, x'' AS payload, \
+         state, attempts, ambiguous, next_at, lease_until, attempt, fence, provider_id, last_error, \
+         created_at, done_at, message_id, length(payload) AS payload_bytes"
+    };
+}
+pub(super) use listed_columns;
+
+pub(super) fn read_listed(row: &SqliteRow) -> Result<ListedMessage, sqlx::Error> {
+    let stored = read_message(row).map_err(|bad| unreadable(row, bad))?;
+    let bytes: i64 = row.try_get("payload_bytes")?;
+    Ok(ListedMessage { stored, payload_bytes: bytes.unsigned_abs() })
+}
 
 pub(super) fn message_id(row: &SqliteRow) -> Result<MessageId, sqlx::Error> {
     row.try_get("message_id").map(MessageId::from_stored)

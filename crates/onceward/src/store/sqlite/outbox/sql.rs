@@ -1,6 +1,6 @@
 //! The statements of the outbox.
 
-use super::row::message_columns;
+use super::row::{listed_columns, message_columns};
 
 /// The record of a message, under the attempt that stages.
 macro_rules! owned {
@@ -113,6 +113,51 @@ pub(super) const LIST: &str = concat!(
     " FROM outbox WHERE state = ? AND message_id > ? ORDER BY message_id LIMIT ?"
 );
 
+macro_rules! shown {
+    () => {
+        " message_id > ?1 AND (?2 IS NULL OR sink = ?2) AND created_at <= ?3 \
+         ORDER BY message_id LIMIT ?4"
+    };
+}
+
+/// For operators: in one state other than done, by its index.
+pub(super) const SHOW_OPEN: &str = concat!(
+    "SELECT ",
+    listed_columns!(),
+    " FROM outbox WHERE state = ?5 AND state <> 'done' AND",
+    shown!()
+);
+
+/// The same of those that are done, or of all.
+pub(super) const SHOW: &str = concat!(
+    "SELECT ",
+    listed_columns!(),
+    " FROM outbox WHERE (?5 IS NULL OR state = ?5) AND",
+    shown!()
+);
+
+pub(super) const SHOW_ONE: &str =
+    concat!("SELECT ", listed_columns!(), " FROM outbox WHERE message_id = ?");
+
+/// An audit record for each of the messages that the next statement is applied to: who decided and
+/// why, and about which message. A generation that nobody could read would make the audit record
+/// unreadable too.
+macro_rules! remember {
+    ($event:literal) => {
+        concat!(
+            "INSERT INTO audit_records (at, scope, key, generation, event, attempt, fence, reason) \
+             SELECT ?2, scope, key, min(generation, 4294967295), '",
+            $event,
+            "', coalesce(attempt, zeroblob(16)), fence, \
+             ?3 || ' (message ' || message_id || ', ' || name || ')' \
+             FROM outbox WHERE message_id IN (SELECT value FROM json_each(?1)) AND state = 'dead'"
+        )
+    };
+}
+
+pub(super) const REMEMBER_REDRIVEN: &str =
+    concat!(remember!("message_redriven"), " ORDER BY message_id");
+
 /// The claim is forgotten: whoever made it can settle nothing any more.
 pub(super) const REDRIVE: &str = "UPDATE outbox SET state = 'ready', attempts = 0, ambiguous = 0, \
     next_at = ?2, attempt = NULL, lease_until = NULL \
@@ -127,6 +172,9 @@ macro_rules! operation_is_over {
          AND records.state NOT IN ('completed', 'expired'))"
     };
 }
+
+pub(super) const REMEMBER_DISCARDED: &str =
+    concat!(remember!("message_discarded"), " AND ", operation_is_over!(), " ORDER BY message_id");
 
 pub(super) const DISCARD: &str = concat!(
     "DELETE FROM outbox WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'dead' \

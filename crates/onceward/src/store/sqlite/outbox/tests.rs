@@ -44,6 +44,11 @@ async fn every_statement_finds_what_it_looks_for_by_an_index() {
         (STAGE, "outbox_aggregate"),
         (LIST_OPEN, "outbox_open"),
         (LIST, "PRIMARY KEY"),
+        (SHOW_OPEN, "outbox_open"),
+        (SHOW, "PRIMARY KEY"),
+        (SHOW_ONE, "PRIMARY KEY"),
+        (REMEMBER_REDRIVEN, "PRIMARY KEY"),
+        (REMEMBER_DISCARDED, "PRIMARY KEY"),
         (REDRIVE, "PRIMARY KEY"),
         (DISCARD, "PRIMARY KEY"),
         (PURGEABLE, "outbox_done"),
@@ -81,7 +86,7 @@ async fn a_message_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way() {
     let error = on.outbox.list(MessageState::Dead, None, 10).await.expect_err("not absent");
     let cause = std::error::Error::source(&error).expect("a cause").to_string();
     assert!(cause.contains(&format!("message {}", ids[0])), "{cause}");
-    assert_eq!(on.outbox.discard(&ids).await.expect("discard answers"), ids[..1]);
+    assert_eq!(on.outbox.discard(&ids, "ticket 7").await.expect("discard answers"), ids[..1]);
     assert_eq!(on.outbox.list(MessageState::Dead, None, 10).await.expect("list answers"), []);
 }
 
