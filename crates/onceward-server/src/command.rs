@@ -12,6 +12,7 @@ mod bulk; // many records: a plan, and its application
 mod client; // the admin API, from outside
 mod keys; // one record, and lists
 mod privacy; // keys for sealing, and erasing
+mod store; // whether the store has lost data
 mod routes; // routes audit
 mod table; // for people
 
@@ -41,6 +42,9 @@ pub(crate) enum Operate {
     /// Keys for sealing stored replies, and erasing those of one scope.
     #[command(subcommand, after_help = PRIVACY_EXAMPLES)]
     Privacy(privacy::Privacy),
+    /// Tells whether the store has lost data, and lets keys run again if so.
+    #[command(subcommand, after_help = STORE_EXAMPLES)]
+    Store(store::StoreCommand),
     /// Prints the OpenAPI document of the admin API.
     Openapi,
     /// Prints what a shell needs to complete commands.
@@ -91,6 +95,7 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
         Operate::Audit(args) => keys::audit(args).await,
         Operate::Stats(args) => keys::stats(args).await,
         Operate::Privacy(command) => privacy::run(command).await,
+        Operate::Store(command) => store::run(command).await,
         Operate::Openapi => print_json(&crate::admin::api::document()).map(|()| ExitCode::SUCCESS),
         Operate::Completions { shell } => {
             complete(shell);
@@ -159,6 +164,11 @@ Examples:
   onceward privacy new-key > /etc/onceward/seal-2026-11
   onceward privacy erase --scope acme --reason 'ticket 9'
   onceward privacy erase --scope acme --reason 'ticket 9' --apply";
+
+const STORE_EXAMPLES: &str = "\
+Examples:
+  onceward store status
+  onceward store acknowledge --reason 'ticket 10: compared with the provider'";
 
 const STATS_EXAMPLES: &str = "\
 Examples:

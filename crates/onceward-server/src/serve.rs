@@ -11,19 +11,19 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use metrics_exporter_prometheus::PrometheusHandle;
 use onceward::{
-    Engine, Settings, Store,
+    Canary, Engine, Settings, Store,
     store::{IdentityCheck, StoreError},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tracing::{field, info, warn};
 
 use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
-    config::Config,
+    config::{CanarySettings, Config},
     gateway::{Deciding, Dispatcher, Gateway, Pace, Rewrite, Setup, Upstream},
     listener::Listening,
     store::OpenStore,
@@ -66,6 +66,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<()> {
 pub(crate) struct Running {
     config: Config,
     engine: Arc<Engine>,
+    canary: Arc<Canary>,
     store: OpenStore,
     gateway: Gateway,
     /// None where the workers run elsewhere.
@@ -85,7 +86,9 @@ impl Running {
     pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> Result<Running> {
         let store = OpenStore::open(&config.store, config.privacy.ring.as_ref()).await?;
         let routes = config.routes.protected()?;
-        let engine = Engine::new(Arc::clone(&store.store), routes, settings(config));
+        let canary = Arc::new(canary(&store.store, &config.canary)?);
+        let settings = settings(config, &canary);
+        let engine = Engine::new(Arc::clone(&store.store), routes, settings);
         let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
         let traffic = Traffic::default();
@@ -95,7 +98,9 @@ impl Running {
         let (access, admin_token) = config.admin_settings.access();
         let shadow = Arc::clone(gateway.shadow());
         let lookup_key = config.privacy.lookup_key.clone();
-        let api = Api::new(Arc::clone(&store.store), lookup_key, access, traffic.clone(), shadow);
+        let records = Arc::clone(&store.store);
+        let watched = Arc::clone(&canary);
+        let api = Api::new(records, watched, lookup_key, access, traffic.clone(), shadow);
         let admin = Admin::new(Arc::clone(&engine), metrics, api);
         tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
@@ -123,6 +128,7 @@ impl Running {
         Ok(Running {
             config,
             engine,
+            canary,
             store,
             gateway,
             dispatcher,
@@ -145,6 +151,7 @@ impl Running {
             ("gateway.listen", config.listen != self.config.listen),
             ("gateway.admin", config.admin != self.config.admin),
             ("store.url", config.store != self.config.store),
+            ("store.canary_file or store.canary_limit", config.canary != self.config.canary),
             ("scope.from", config.scope.name() != self.config.scope.name()),
             ("[tls]", config.tls != self.config.tls),
             ("[limits]", config.limits != self.config.limits),
@@ -158,7 +165,8 @@ impl Running {
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect();
         ensure!(changed.is_empty(), "{} needs a restart to change", changed.join(", "));
-        let engine = self.engine.under(config.routes.protected()?, settings(&config));
+        let settings = settings(&config, &self.canary);
+        let engine = self.engine.under(config.routes.protected()?, settings);
         ensure!(
             engine.identity() == self.engine.identity(),
             "another fingerprint_key or scope makes every key look new, so that everything would run \
@@ -202,6 +210,7 @@ impl Running {
         self.admin.drain();
         let Running {
             engine,
+            canary,
             store,
             gateway,
             dispatcher,
@@ -219,8 +228,13 @@ impl Running {
         };
         let stop_working = workers.stop(DRAIN_TIME_MAX);
         tokio::join!(stop_serving, stop_working, engine.drain(DRAIN_TIME_MAX));
+        // What was written last is remembered too, if the store answers.
+        let _ = timeout(Duration::from_secs(1), canary.beat()).await;
+        if let Err(error) = canary.save().await {
+            warn!(%error, "what the canary remembers cannot be written");
+        }
         admin_listening.stop(Duration::from_secs(1)).await;
-        drop((engine, gateway, admin));
+        drop((engine, canary, gateway, admin));
         store.close().await;
     }
 }
@@ -236,8 +250,18 @@ async fn probe(engine: Weak<Engine>) {
     }
 }
 
-fn settings(config: &Config) -> Settings {
+/// Watches the store. Its first beat is made before the first key runs.
+fn canary(store: &Arc<dyn Store>, settings: &CanarySettings) -> Result<Canary> {
+    let canary = Canary::new(Arc::clone(store)).limit(settings.limit);
+    match &settings.file {
+        Some(file) => canary.remembering(file).context("store.canary_file"),
+        None => Ok(canary),
+    }
+}
+
+fn settings(config: &Config, canary: &Arc<Canary>) -> Settings {
     Settings {
+        canary: Some(Arc::clone(canary)),
         scope: config.scope.clone(),
         key_rules: config.key_rules.clone(),
         lookup_key: config.privacy.lookup_key.clone(),

@@ -1,10 +1,10 @@
-//! The workers of a process: sweeper, reaper and surveyor.
+//! The workers of a process: sweeper, reaper, surveyor and beater.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use onceward::{
     Engine, OutboxStore,
-    worker::{Reaper, Surveyor, Sweeper},
+    worker::{Beater, Reaper, Surveyor, Sweeper},
 };
 use tokio::{
     sync::watch,
@@ -31,6 +31,9 @@ impl Workers {
     ) -> Self {
         let (going, gone) = watch::channel(());
         let mut tasks = JoinSet::new();
+        // Each process for itself, whatever else it does.
+        let (beater, stop) = (Beater::new(Arc::clone(engine)), stopped(gone.clone()));
+        tasks.spawn(async move { beater.run(Beater::EVERY, stop).await });
         let mut surveyor = Surveyor::new(Arc::clone(engine));
         if !settings.role.works() {
             tasks.spawn(measure(surveyor, settings.survey_every, stopped(gone)));

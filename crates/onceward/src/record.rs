@@ -368,11 +368,15 @@ pub enum AuditEvent {
     Erased,
     /// Work that was accepted for later was given up before it acted.
     GivenUp,
+    /// The store was found to have lost what it had acknowledged.
+    StoreRegressed,
+    /// Somebody said that keys may run again after such a loss.
+    RegressionAcknowledged,
 }
 
 impl AuditEvent {
     /// All events.
-    pub const ALL: [AuditEvent; 8] = [
+    pub const ALL: [AuditEvent; 10] = [
         AuditEvent::LeaseExpired,
         AuditEvent::LateCompletion,
         AuditEvent::SupersededResult,
@@ -381,6 +385,8 @@ impl AuditEvent {
         AuditEvent::Voided,
         AuditEvent::Erased,
         AuditEvent::GivenUp,
+        AuditEvent::StoreRegressed,
+        AuditEvent::RegressionAcknowledged,
     ];
 
     /// The name under which the event is stored and shown.
@@ -394,6 +400,8 @@ impl AuditEvent {
             AuditEvent::Voided => "voided",
             AuditEvent::Erased => "erased",
             AuditEvent::GivenUp => "given_up",
+            AuditEvent::StoreRegressed => "store_regressed",
+            AuditEvent::RegressionAcknowledged => "regression_acknowledged",
         }
     }
 

@@ -1,11 +1,13 @@
 //! Workers: what has to be done though no client comes. Each can be run once, or again and again; any
 //! number of processes may run them on one store.
 
+mod beater;
 mod reaper;
 mod runner;
 mod surveyor;
 mod sweeper;
 
+pub use beater::Beater;
 pub use reaper::{Reap, Reaper};
 pub use surveyor::Surveyor;
 pub use sweeper::{Sweep, Sweeper};

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use onceward::{Key, LookupKey, Store, record::RecordId};
+use onceward::{Canary, Key, LookupKey, Store, record::RecordId};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -21,6 +21,7 @@ mod openapi; // the document
 mod plans; // many at once: first a plan
 mod problem; // refusals
 mod query; // parameters
+mod regression; // a store that has lost data
 mod resolve; // one record: resolve, release, void
 pub(crate) mod types; // what goes over the wire
 
@@ -28,6 +29,7 @@ pub(crate) use openapi::document;
 use plans::Plans;
 pub(crate) use problem::Problem;
 use query::{FILTER, Filter, Parameters};
+pub(crate) use regression::{AcknowledgeRequest, RegressionView};
 use types::{
     Applied, ApplyRequest, AuditPageView, Changed, ErasureRequest, ErasureView, KeyDetail, KeyPage,
     PlanRequest, PlanView, ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView,
@@ -51,6 +53,7 @@ pub(crate) struct Api(Arc<Inner>);
 
 struct Inner {
     store: Arc<dyn Store>,
+    canary: Arc<Canary>,
     /// Keys are stored as their HMAC.
     lookup_key: Option<LookupKey>,
     access: Access,
@@ -87,6 +90,8 @@ enum Operation {
     Traffic,
     Shadow,
     Erase,
+    ShowRegression,
+    AcknowledgeRegression,
     Document,
 }
 
@@ -124,7 +129,7 @@ const fn post(
     Endpoint { method, path, operation, summary, parameters: &[], request, answer: (JSON, answer) }
 }
 
-static ENDPOINTS: [Endpoint; 14] = [
+static ENDPOINTS: [Endpoint; 16] = [
     get("/keys", Operation::ListKeys, "Lists records", &LIST, (JSON, "KeyPage")),
     get("/keys/{}", Operation::ShowKey, "Shows a record and its past", &[], (JSON, "KeyDetail")),
     post(
@@ -186,19 +191,34 @@ static ENDPOINTS: [Endpoint; 14] = [
         "ErasureRequest",
         "ErasureView",
     ),
+    get(
+        "/regression",
+        Operation::ShowRegression,
+        "Whether the store has lost data that it had acknowledged",
+        &[],
+        (JSON, "RegressionView"),
+    ),
+    post(
+        "/regression/acknowledge",
+        Operation::AcknowledgeRegression,
+        "Lets keys run again although the store has lost data",
+        "AcknowledgeRequest",
+        "RegressionView",
+    ),
     get("/openapi.json", Operation::Document, "This document", &[], (JSON, "")),
 ];
 
 impl Api {
     pub(crate) fn new(
         store: Arc<dyn Store>,
+        canary: Arc<Canary>,
         lookup_key: Option<LookupKey>,
         access: Access,
         traffic: Traffic,
         shadow: Arc<Shadow>,
     ) -> Self {
         let plans = Plans::default();
-        Api(Arc::new(Inner { store, lookup_key, access, plans, traffic, shadow }))
+        Api(Arc::new(Inner { store, canary, lookup_key, access, plans, traffic, shadow }))
     }
 
     /// The handle of a record, whichever form of its key it was made of.
@@ -292,6 +312,7 @@ impl Api {
             Operation::Traffic => json(&self.0.traffic.seen()),
             Operation::Shadow => json(&ShadowView::from(self.0.shadow.listed())),
             Operation::Document => json(&document()),
+            Operation::ShowRegression => json(&regression::show(&self.0.canary)),
             Operation::ResolveKey => {
                 let asked: ResolveRequest = read(parts, body).await?;
                 detached(async move { resolve::resolve(&*api.0.store, &id, asked, &who).await })
@@ -314,6 +335,14 @@ impl Api {
             Operation::Erase => {
                 let asked: ErasureRequest = read(parts, body).await?;
                 detached(async move { erase::erase(&*api.0.store, asked, &who).await }).await
+            }
+            Operation::AcknowledgeRegression => {
+                let asked: AcknowledgeRequest = read(parts, body).await?;
+                detached(async move {
+                    let Inner { store, canary, .. } = &*api.0;
+                    regression::acknowledge(&**store, canary, asked, &who).await
+                })
+                .await
             }
             Operation::ApplyPlan => {
                 let asked: ApplyRequest = read(parts, body).await?;

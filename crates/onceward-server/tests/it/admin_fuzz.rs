@@ -68,7 +68,7 @@ fn every_path_and_method_of_the_document_answers_as_it_says() {
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     assert_eq!(openapi["openapi"], "3.1.0");
     let endpoints = endpoints(&openapi);
-    assert_eq!(endpoints.len(), 14);
+    assert_eq!(endpoints.len(), 16);
     for endpoint in &endpoints {
         let path = endpoint.path.replace("{id}", &ids[0]);
         let body = endpoint.operation.get("requestBody").map(|_| json!({}));

@@ -4,10 +4,10 @@ use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::{
-    Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, ErasureRequest,
-    ErasureView, FILTER, JSON, KeyDetail, KeyPage, PREFIX, PlanRequest, PlanView, ReleaseRequest,
-    ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest, problem::ProblemDocument,
-    query::Filter, types::KeyRecord,
+    AcknowledgeRequest, Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint,
+    ErasureRequest, ErasureView, FILTER, JSON, KeyDetail, KeyPage, PREFIX, PlanRequest, PlanView,
+    RegressionView, ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView,
+    VoidRequest, problem::ProblemDocument, query::Filter, types::KeyRecord,
 };
 
 /// What every endpoint may answer instead.
@@ -154,6 +154,8 @@ fn schemas() -> Map<String, Value> {
     add::<ShadowView>(&mut all);
     add::<ErasureRequest>(&mut all);
     add::<ErasureView>(&mut all);
+    add::<AcknowledgeRequest>(&mut all);
+    add::<RegressionView>(&mut all);
     add::<ProblemDocument>(&mut all);
     all
 }

@@ -9,14 +9,17 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    PgOptions,
+    PgOptions, Witness, Witnesses,
     error::{STORE, no_answer},
     lane::Lane,
     look::{Look, Side},
     open::{self, Statements},
     turn::Turns,
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::{
+    record::{Fence, Lease, RecordId},
+    store::{Advance, StoreError, StoreErrorKind},
+};
 
 /// No call to the server takes longer: whoever waits for it has been told by then.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
@@ -33,6 +36,10 @@ pub(super) struct Link {
     /// Where single elements go that a batch cannot answer.
     side: Option<Lane<Side>>,
     connection: Option<PgConnection>,
+    /// Which connection of the store this is, of all that were made.
+    epoch: u64,
+    witnesses: Witnesses,
+    place: usize,
     /// Who is at which record.
     turns: Turns,
     /// Whether most of what was reserved last was new.
@@ -67,8 +74,15 @@ pub(super) enum Lost {
 }
 
 impl Link {
-    pub(super) fn new(options: Arc<PgOptions>, statements: Arc<Statements>) -> Self {
+    pub(super) fn new(
+        options: Arc<PgOptions>,
+        statements: Arc<Statements>,
+        witnesses: Witnesses,
+    ) -> Self {
         Link {
+            epoch: 0,
+            place: witnesses.place(),
+            witnesses,
             options,
             statements,
             side: None,
@@ -98,6 +112,37 @@ impl Link {
         if let Some(side) = &self.side {
             side.hand_over(Side::Look(Box::new(look))).await;
         }
+    }
+
+    pub(super) fn witnesses(&self) -> &Witnesses {
+        &self.witnesses
+    }
+
+    /// The server has said that this is so.
+    pub(super) fn acknowledged(&self, id: &RecordId, fence: Fence, completed: bool) {
+        let (id, step) = (id.clone(), None);
+        self.witnesses.put(self.place, Witness { id, fence, completed, step });
+    }
+
+    /// The same of a step of a phased operation.
+    pub(super) fn acknowledged_step(&self, lease: &Lease, advance: &Advance) {
+        let step = match advance {
+            Advance::Save { name, .. } | Advance::Intend { name, .. } => Some(name.clone()),
+            Advance::Withdraw { .. } => None,
+        };
+        let (id, fence, completed) = (lease.id.clone(), lease.fence, false);
+        self.witnesses.put(self.place, Witness { id, fence, completed, step });
+    }
+
+    /// Connects anew if others did since this connection was made.
+    pub(super) async fn be_as_new_as_any(&mut self) -> Result<(), StoreError> {
+        let epoch = self.witnesses.epoch();
+        if self.connection.is_none() || self.epoch < epoch {
+            self.close().await;
+            self.connection = Some(self.connect().await?);
+            self.epoch = epoch;
+        }
+        Ok(())
     }
 
     async fn connect(&self) -> Result<PgConnection, StoreError> {
@@ -139,7 +184,11 @@ impl Caller for Link {
     async fn fetch(&mut self, call: Call<'_>) -> Result<Vec<PgRow>, Lost> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.connect().await.map_err(Lost::NotSent)?,
+            None => {
+                let connection = self.connect().await.map_err(Lost::NotSent)?;
+                self.epoch = self.witnesses.next_epoch();
+                connection
+            }
         };
         match timeout(CALL_TIME_MAX, call.fetch_all(&mut connection)).await {
             Ok(Ok(rows)) => {

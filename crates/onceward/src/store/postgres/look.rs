@@ -104,6 +104,9 @@ impl Look {
                 let reserved = try_to_reserve(link, &ask, seen).await;
                 let locked = Locked::of(&reserved);
                 let reserved = or_occupied(reserved, &ask);
+                if let Ok(Reservation::Granted { lease, .. }) = &reserved {
+                    link.acknowledged(&lease.id, lease.fence, false);
+                }
                 // The caller may be gone. What was done is done all the same.
                 let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
                 locked
@@ -111,6 +114,17 @@ impl Look {
             Look::Write { lease, write, may_have_happened, sender } => {
                 let written = self::write(link, &lease, &write).await;
                 let locked = Locked::of(&written);
+                match &written {
+                    Ok(Written::Applied) => {
+                        let completed = matches!(write, Write::Complete(_));
+                        link.acknowledged(&lease.id, lease.fence, completed);
+                    }
+                    // Completed by the handler, in a transaction of its own.
+                    Ok(Written::AlreadyMine(Some(_))) => {
+                        link.acknowledged(&lease.id, lease.fence, true);
+                    }
+                    _ => {}
+                }
                 let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
                 locked
             }

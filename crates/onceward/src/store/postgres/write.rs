@@ -125,6 +125,10 @@ impl GuardedWrite {
         lost: bool,
         link: &Link,
     ) {
+        let is_applied = |element: &&Self| applied.contains(&element.lease.attempt);
+        if let Some(GuardedWrite { lease, write, .. }) = batch.iter().rev().find(is_applied) {
+            link.acknowledged(&lease.id, lease.fence, matches!(write, Write::Complete(_)));
+        }
         for element in batch {
             if applied.contains(&element.lease.attempt) {
                 // The caller may be gone. What was done is done all the same.
