@@ -179,9 +179,6 @@ impl Canary {
     /// # Cancel safety
     /// May be dropped.
     pub(crate) async fn vouch(&self) -> Result<Option<Regression>, StoreError> {
-        if self.is_vouched() {
-            return Ok(self.regression());
-        }
         loop {
             let one = self.beating.lock().await;
             if !self.is_vouched() {
@@ -196,7 +193,8 @@ impl Canary {
         }
     }
 
-    fn is_vouched(&self) -> bool {
+    /// Whether the last beat was sent to the store that is asked now.
+    pub(crate) fn is_vouched(&self) -> bool {
         self.vouched.load(Ordering::SeqCst) == self.store.epoch() + 1
     }
 
