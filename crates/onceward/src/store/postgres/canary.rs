@@ -1,8 +1,11 @@
 //! Beats of this process, and what it saw acknowledged since the last one.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use sqlx::{Row as _, postgres::PgRow, types::Uuid};
@@ -15,7 +18,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     machine::BEATS_KEPT,
-    record::{Fence, RecordId},
+    record::{Fence, Lease, RecordId},
     store::{Beat, Pulse, Regression, StoreError},
 };
 
@@ -23,12 +26,23 @@ use crate::{
 #[derive(Clone, Default)]
 pub(super) struct Witnesses {
     epoch: Arc<AtomicU64>,
-    /// Of each connection, by its number.
-    last: Arc<Mutex<Vec<Option<Witness>>>>,
+    seen: Arc<Mutex<Seen>>,
 }
 
-/// The last of what was acknowledged on a connection. A server has a commit only if it has those that
-/// came before on the same connection: if this one is there, nothing is lost.
+#[derive(Default)]
+struct Seen {
+    /// Of each connection, by its number.
+    last: Vec<Option<Witness>>,
+    /// Of connections that are no more, until a beat has asked for them.
+    before: VecDeque<Witness>,
+}
+
+/// So that a store without a canary does not gather them for ever.
+const BEFORE_MAX: usize = 256;
+
+/// The last of what was acknowledged on a connection, of that which must not be forgotten: a grant, a
+/// completion, a step. A server has a commit only if it has those that came before on the same
+/// connection: if this one is there, nothing is lost.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Witness {
     pub(super) id: RecordId,
@@ -41,7 +55,7 @@ pub(super) struct Witness {
 impl Witnesses {
     /// A place for one more connection.
     pub(super) fn place(&self) -> usize {
-        let mut last = self.lock();
+        let last = &mut self.lock().last;
         last.push(None);
         last.len() - 1
     }
@@ -56,33 +70,49 @@ impl Witnesses {
     }
 
     pub(super) fn put(&self, place: usize, witness: Witness) {
-        let mut all = self.lock();
-        // An effect may be withdrawn on another connection than the one it was announced on.
-        for last in all.iter_mut() {
-            if last.as_ref().is_some_and(|last| last.step.is_some() && last.id == witness.id) {
-                *last = None;
-            }
-        }
-        if let Some(last) = all.get_mut(place) {
+        if let Some(last) = self.lock().last.get_mut(place) {
             *last = Some(witness);
         }
     }
 
+    /// The connection is another one from now on, perhaps to another server: what was acknowledged on
+    /// the old one must not be replaced by what the new one says.
+    pub(super) fn retire(&self, place: usize) {
+        let Seen { last, before } = &mut *self.lock();
+        before.extend(last.get_mut(place).and_then(Option::take));
+        let too_many = before.len().saturating_sub(BEFORE_MAX);
+        before.drain(..too_many);
+    }
+
+    /// An effect that was announced, on whichever connection, is known not to have acted.
+    pub(super) fn withdraw(&self, lease: &Lease, name: &str) {
+        let is_it = |witness: &Witness| {
+            witness.step.as_deref() == Some(name)
+                && (&witness.id, witness.fence) == (&lease.id, lease.fence)
+        };
+        self.remove(is_it);
+    }
+
     fn all(&self) -> Vec<Witness> {
-        self.lock().iter().flatten().cloned().collect()
+        let seen = self.lock();
+        seen.last.iter().flatten().chain(&seen.before).cloned().collect()
     }
 
     /// A beat was acknowledged after these: it stands for them. They may be purged one day.
     fn forget(&self, vouched: &[Witness]) {
-        for last in self.lock().iter_mut() {
-            if last.as_ref().is_some_and(|witness| vouched.contains(witness)) {
-                *last = None;
-            }
-        }
+        self.remove(|witness| vouched.contains(witness));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<Witness>>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    fn remove(&self, is_it: impl Fn(&Witness) -> bool) {
+        let mut seen = self.lock();
+        for last in &mut seen.last {
+            last.take_if(|witness| is_it(witness));
+        }
+        seen.before.retain(|witness| !is_it(witness));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -118,17 +118,17 @@ impl Link {
         &self.witnesses
     }
 
-    /// The server has said that this is so.
+    /// The server has said that this was granted, or completed.
     pub(super) fn acknowledged(&self, id: &RecordId, fence: Fence, completed: bool) {
         let (id, step) = (id.clone(), None);
         self.witnesses.put(self.place, Witness { id, fence, completed, step });
     }
 
-    /// The same of a step of a phased operation.
+    /// The same of a step of a phased operation. One that was withdrawn leaves nothing to be found.
     pub(super) fn acknowledged_step(&self, lease: &Lease, advance: &Advance) {
         let step = match advance {
             Advance::Save { name, .. } | Advance::Intend { name, .. } => Some(name.clone()),
-            Advance::Withdraw { .. } => None,
+            Advance::Withdraw { name } => return self.witnesses.withdraw(lease, name),
         };
         let (id, fence, completed) = (lease.id.clone(), lease.fence, false);
         self.witnesses.put(self.place, Witness { id, fence, completed, step });
@@ -146,6 +146,7 @@ impl Link {
     }
 
     async fn connect(&self) -> Result<PgConnection, StoreError> {
+        self.witnesses.retire(self.place);
         open::connect(&self.options).await.map_err(|error| {
             let context = "the server cannot be reached";
             StoreError::new(StoreErrorKind::Unavailable, STORE, context)

@@ -114,16 +114,14 @@ impl Look {
             Look::Write { lease, write, may_have_happened, sender } => {
                 let written = self::write(link, &lease, &write).await;
                 let locked = Locked::of(&written);
-                match &written {
-                    Ok(Written::Applied) => {
-                        let completed = matches!(write, Write::Complete(_));
-                        link.acknowledged(&lease.id, lease.fence, completed);
-                    }
-                    // Completed by the handler, in a transaction of its own.
-                    Ok(Written::AlreadyMine(Some(_))) => {
-                        link.acknowledged(&lease.id, lease.fence, true);
-                    }
-                    _ => {}
+                // The handler may have completed it in a transaction of its own.
+                let completed = match &written {
+                    Ok(Written::Applied) => matches!(write, Write::Complete(_)),
+                    Ok(Written::AlreadyMine(reply)) => reply.is_some(),
+                    _ => false,
+                };
+                if completed {
+                    link.acknowledged(&lease.id, lease.fence, true);
                 }
                 let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
                 locked

@@ -125,9 +125,11 @@ impl GuardedWrite {
         lost: bool,
         link: &Link,
     ) {
-        let is_applied = |element: &&Self| applied.contains(&element.lease.attempt);
-        if let Some(GuardedWrite { lease, write, .. }) = batch.iter().rev().find(is_applied) {
-            link.acknowledged(&lease.id, lease.fence, matches!(write, Write::Complete(_)));
+        let is_witness = |element: &&Self| {
+            matches!(element.write, Write::Complete(_)) && applied.contains(&element.lease.attempt)
+        };
+        if let Some(GuardedWrite { lease, .. }) = batch.iter().rev().find(is_witness) {
+            link.acknowledged(&lease.id, lease.fence, true);
         }
         for element in batch {
             if applied.contains(&element.lease.attempt) {
