@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onceward::{Canary, Store, clock::Timestamp, store::Regression};
+use onceward::{Canary, Store, store::Regression};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -40,12 +40,11 @@ pub(crate) struct RegressionView {
 
 impl RegressionView {
     fn of(regression: Option<Regression>, regressed: bool, limit: Duration) -> Self {
-        let time = |at: Timestamp| rfc3339(at);
         RegressionView {
             regressed,
-            lost_after: regression.and_then(|it| it.since).map(time),
-            found_at: regression.map(|it| time(it.found)),
-            refused_until: regression.filter(|_| regressed).map(|it| time(it.found.plus(limit))),
+            lost_after: regression.and_then(|it| it.since).map(rfc3339),
+            found_at: regression.map(|it| rfc3339(it.found)),
+            refused_until: regression.filter(|_| regressed).map(|it| rfc3339(it.found.plus(limit))),
         }
     }
 }
