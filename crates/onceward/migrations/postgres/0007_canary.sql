@@ -30,7 +30,8 @@ $$;
 -- told of was not lost.
 CREATE FUNCTION onceward.beat(
     at bigint, of_node uuid, acked bigint, kept bigint,
-    scopes text[], keys text[], fences bigint[], completed boolean[], step_names text[]
+    scopes text[], keys text[], generations integer[], attempts integer[], fences bigint[],
+    completed boolean[], step_names text[]
 ) RETURNS TABLE (counted bigint, lost_after bigint, found_at bigint, absent bigint)
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -41,18 +42,23 @@ DECLARE
 BEGIN
     SELECT * INTO last FROM onceward.beats b WHERE b.node = of_node FOR UPDATE;
     lost := coalesce(last.count, 0) < acked OR EXISTS (
-        SELECT FROM unnest(scopes, keys, fences, completed, step_names)
-            w (scope, key, fence, completed, step_name)
+        SELECT FROM unnest(scopes, keys, generations, attempts, fences, completed, step_names)
+            w (scope, key, generation, attempts, fence, completed, step_name)
         LEFT JOIN LATERAL (
             SELECT * FROM onceward.records r
             WHERE r.scope = w.scope AND r.key = w.key OFFSET 0) r ON true
-        WHERE r.fence IS NULL OR r.fence < w.fence
-            OR (r.fence = w.fence AND w.completed AND r.state NOT IN ('completed', 'expired'))
-            OR (r.fence = w.fence AND w.step_name IS NOT NULL AND r.state = 'in_progress'
-                AND r.open_effect IS DISTINCT FROM w.step_name
-                AND NOT EXISTS (
-                    SELECT FROM onceward.steps s WHERE s.record_id = r.record_id
-                    AND s.generation = r.generation AND s.name = w.step_name)));
+        -- Under another fence it is the same attempt, granted anew since the first grant is gone.
+        WHERE r.record_id IS NULL OR r.generation < w.generation
+            OR (r.generation = w.generation AND (
+                r.attempts < w.attempts
+                OR (r.attempts = w.attempts AND r.fence <> w.fence)
+                OR (w.completed AND r.attempts > w.attempts)
+                OR (w.completed AND r.state NOT IN ('completed', 'expired'))
+                OR (w.step_name IS NOT NULL AND r.attempts = w.attempts
+                    AND r.state = 'in_progress' AND r.open_effect IS DISTINCT FROM w.step_name
+                    AND NOT EXISTS (
+                        SELECT FROM onceward.steps s WHERE s.record_id = r.record_id
+                        AND s.generation = r.generation AND s.name = w.step_name)))));
     IF last.node IS NULL THEN
         DELETE FROM onceward.beats b WHERE b.at <= now_at - kept;
     END IF;

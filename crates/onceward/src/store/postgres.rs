@@ -214,7 +214,7 @@ impl Store for PgStore {
                 let decide = |found: Option<&Record>, now| machine::claim(found, &claim, now);
                 let claimed = step(link, &claim.id, None, no_request, decide).await;
                 if let Ok(Reservation::Granted { lease, .. }) = &claimed {
-                    link.acknowledged(&lease.id, lease.fence, false);
+                    link.acknowledged(lease, false);
                 }
                 claimed.map_err(look::StepFailed::into_error)
             })

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     machine::BEATS_KEPT,
-    record::{Fence, Lease, RecordId},
+    record::Lease,
     store::{Beat, Pulse, Regression, StoreError},
 };
 
@@ -45,8 +45,8 @@ const BEFORE_MAX: usize = 256;
 /// connection: if this one is there, nothing is lost.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Witness {
-    pub(super) id: RecordId,
-    pub(super) fence: Fence,
+    /// A lease is not given twice: here it is only looked at.
+    pub(super) lease: Arc<Lease>,
     pub(super) completed: bool,
     /// The step that was saved, or the effect that was about to be called.
     pub(super) step: Option<Box<str>>,
@@ -88,7 +88,8 @@ impl Witnesses {
     pub(super) fn withdraw(&self, lease: &Lease, name: &str) {
         let is_it = |witness: &Witness| {
             witness.step.as_deref() == Some(name)
-                && (&witness.id, witness.fence) == (&lease.id, lease.fence)
+                && witness.lease.id == lease.id
+                && witness.lease.fence == lease.fence
         };
         self.remove(is_it);
     }
@@ -129,9 +130,11 @@ pub(super) async fn beat(link: &mut Link, beat: Beat) -> Result<Pulse, StoreErro
             .bind(Uuid::from_bytes(*beat.node.as_bytes()))
             .bind(i64::try_from(beat.acked).unwrap_or(i64::MAX))
             .bind(micros(BEATS_KEPT))
-            .bind(column(|witness| witness.id.scope.as_str().to_owned()))
-            .bind(column(|witness| witness.id.key.as_str().to_owned()))
-            .bind(witnesses.iter().map(|witness| witness.fence.number()).collect::<Vec<_>>())
+            .bind(column(|witness| witness.lease.id.scope.as_str().to_owned()))
+            .bind(column(|witness| witness.lease.id.key.as_str().to_owned()))
+            .bind(witnesses.iter().map(|it| number(it.lease.generation)).collect::<Vec<_>>())
+            .bind(witnesses.iter().map(|it| number(it.lease.attempt_number)).collect::<Vec<_>>())
+            .bind(witnesses.iter().map(|it| it.lease.fence.number()).collect::<Vec<_>>())
             .bind(witnesses.iter().map(|witness| witness.completed).collect::<Vec<_>>())
             .bind(
                 witnesses
@@ -162,6 +165,10 @@ pub(super) async fn acknowledge(
     };
     let rows = fetch(link, bind).await?;
     rows.first().map_or(Ok(None), |row| read(row, 0))
+}
+
+fn number(count: u32) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
 }
 
 /// What was lost, in two columns from this one on.

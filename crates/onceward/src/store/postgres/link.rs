@@ -17,7 +17,7 @@ use super::{
     turn::Turns,
 };
 use crate::{
-    record::{Fence, Lease, RecordId},
+    record::Lease,
     store::{Advance, StoreError, StoreErrorKind},
 };
 
@@ -119,9 +119,9 @@ impl Link {
     }
 
     /// The server has said that this was granted, or completed.
-    pub(super) fn acknowledged(&self, id: &RecordId, fence: Fence, completed: bool) {
-        let (id, step) = (id.clone(), None);
-        self.witnesses.put(self.place, Witness { id, fence, completed, step });
+    pub(super) fn acknowledged(&self, lease: &Lease, completed: bool) {
+        let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
+        self.witnesses.put(self.place, Witness { lease, completed, step: None });
     }
 
     /// The same of a step of a phased operation. One that was withdrawn leaves nothing to be found.
@@ -130,8 +130,8 @@ impl Link {
             Advance::Save { name, .. } | Advance::Intend { name, .. } => Some(name.clone()),
             Advance::Withdraw { name } => return self.witnesses.withdraw(lease, name),
         };
-        let (id, fence, completed) = (lease.id.clone(), lease.fence, false);
-        self.witnesses.put(self.place, Witness { id, fence, completed, step });
+        let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
+        self.witnesses.put(self.place, Witness { lease, completed: false, step });
     }
 
     /// Connects anew if others did since this connection was made.

@@ -105,7 +105,7 @@ impl Look {
                 let locked = Locked::of(&reserved);
                 let reserved = or_occupied(reserved, &ask);
                 if let Ok(Reservation::Granted { lease, .. }) = &reserved {
-                    link.acknowledged(&lease.id, lease.fence, false);
+                    link.acknowledged(lease, false);
                 }
                 // The caller may be gone. What was done is done all the same.
                 let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
@@ -121,7 +121,7 @@ impl Look {
                     _ => false,
                 };
                 if completed {
-                    link.acknowledged(&lease.id, lease.fence, true);
+                    link.acknowledged(&lease, true);
                 }
                 let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
                 locked

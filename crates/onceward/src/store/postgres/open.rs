@@ -229,7 +229,9 @@ impl Statements {
                 "SELECT key_id, wrapped_by, wrapped FROM onceward.keys_of($1, $2, $3, $4)",
             ),
             drop_scope_keys: named("SELECT onceward.drop_keys_of($1, $2, $3)"),
-            beat: named("SELECT * FROM onceward.beat($1, $2, $3, $4, $5, $6, $7, $8, $9)"),
+            beat: named(
+                "SELECT * FROM onceward.beat($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            ),
             acknowledge_regression: named("SELECT * FROM onceward.acknowledge_regression($1, $2)"),
         }
     }

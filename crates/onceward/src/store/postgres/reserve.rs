@@ -138,7 +138,7 @@ impl Reserve {
             _ => None,
         });
         if let Some(lease) = last {
-            link.acknowledged(&lease.id, lease.fence, false);
+            link.acknowledged(lease, false);
         }
         for (element, answer) in batch.into_iter().zip(answers) {
             match answer {

@@ -129,7 +129,7 @@ impl GuardedWrite {
             matches!(element.write, Write::Complete(_)) && applied.contains(&element.lease.attempt)
         };
         if let Some(GuardedWrite { lease, .. }) = batch.iter().rev().find(is_witness) {
-            link.acknowledged(&lease.id, lease.fence, true);
+            link.acknowledged(lease, true);
         }
         for element in batch {
             if applied.contains(&element.lease.attempt) {
