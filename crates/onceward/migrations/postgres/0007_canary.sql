@@ -47,11 +47,13 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT * FROM onceward.records r
             WHERE r.scope = w.scope AND r.key = w.key OFFSET 0) r ON true
-        -- Under another fence it is the same attempt, granted anew since the first grant is gone.
+        -- An attempt of the same number that began later was granted anew, since the first is gone. A
+        -- fence is not under the time of its grant; one alone is moved on by a resolve.
         WHERE r.record_id IS NULL OR r.generation < w.generation
             OR (r.generation = w.generation AND (
                 r.attempts < w.attempts
-                OR (r.attempts = w.attempts AND r.fence <> w.fence)
+                OR (r.attempts = w.attempts AND r.fence < w.fence)
+                OR (r.attempts = w.attempts AND r.fence > w.fence AND r.started_at > w.fence)
                 OR (w.completed AND r.attempts > w.attempts)
                 OR (w.completed AND r.state NOT IN ('completed', 'expired'))
                 OR (w.step_name IS NOT NULL AND r.attempts = w.attempts
