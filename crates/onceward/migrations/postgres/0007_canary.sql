@@ -56,7 +56,7 @@ BEGIN
                 OR (r.attempts = w.attempts AND r.fence > w.fence AND r.started_at > w.fence)
                 OR (w.completed AND r.attempts > w.attempts)
                 OR (w.completed AND r.state NOT IN ('completed', 'expired'))
-                OR (w.step_name IS NOT NULL AND r.attempts = w.attempts
+                OR (w.step_name IS NOT NULL AND r.fence = w.fence
                     AND r.state = 'in_progress' AND r.open_effect IS DISTINCT FROM w.step_name
                     AND NOT EXISTS (
                         SELECT FROM onceward.steps s WHERE s.record_id = r.record_id
