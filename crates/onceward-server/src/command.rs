@@ -15,6 +15,7 @@ mod keys; // one record, and lists
 mod ledger; // beside the provider's export
 mod outbox; // messages
 mod privacy; // keys for sealing, and erasing
+mod store; // whether the store has lost data
 mod routes; // routes audit
 mod table; // for people
 
@@ -54,6 +55,9 @@ pub(crate) enum Operate {
     /// Keys for sealing stored replies, and erasing those of one scope.
     #[command(subcommand, after_help = PRIVACY_EXAMPLES)]
     Privacy(privacy::Privacy),
+    /// Tells whether the store has lost data, and lets keys run again if so.
+    #[command(subcommand, after_help = STORE_EXAMPLES)]
+    Store(store::StoreCommand),
     /// Prints the OpenAPI document of the admin API.
     Openapi,
     /// Prints what a shell needs to complete commands.
@@ -107,6 +111,7 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
         Operate::Stats(args) => keys::stats(args).await,
         Operate::Ledger(command) => ledger::run(command).await,
         Operate::Privacy(command) => privacy::run(command).await,
+        Operate::Store(command) => store::run(command).await,
         Operate::Openapi => print_json(&crate::admin::api::document()).map(|()| ExitCode::SUCCESS),
         Operate::Completions { shell } => {
             complete(shell);
@@ -192,6 +197,11 @@ Examples:
   onceward privacy new-key > /etc/onceward/seal-2026-11
   onceward privacy erase --scope acme --reason 'ticket 9'
   onceward privacy erase --scope acme --reason 'ticket 9' --apply";
+
+const STORE_EXAMPLES: &str = "\
+Examples:
+  onceward store status
+  onceward store acknowledge --reason 'ticket 10: compared with the provider'";
 
 const STATS_EXAMPLES: &str = "\
 Examples:

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::Uri;
-use onceward::{KeyRules, Profile, ScopeRule};
+use onceward::{Canary, KeyRules, Profile, ScopeRule};
 
 use crate::{cli::ServeArgs, gateway::Cors};
 
@@ -56,6 +56,7 @@ pub(crate) struct Config {
     pub(crate) admin: SocketAddr,
     pub(crate) admin_settings: AdminSettings,
     pub(crate) store: StoreUrl,
+    pub(crate) canary: CanarySettings,
     pub(crate) scope: ScopeRule,
     pub(crate) tokens: TokenRules,
     pub(crate) proxies: TrustedProxies,
@@ -80,6 +81,15 @@ pub(crate) struct Config {
     pub(crate) webhooks: Vec<WebhookSettings>,
     /// Where the messages of the outbox are delivered.
     pub(crate) sinks: Vec<SinkSettings>,
+}
+
+/// How it is found out that the store has lost data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CanarySettings {
+    /// What remembers across restarts.
+    pub(crate) file: Option<PathBuf>,
+    /// How long keys are refused.
+    pub(crate) limit: Duration,
 }
 
 /// Where records are kept.
@@ -166,6 +176,7 @@ impl Config {
             admin,
             admin_settings: admin::resolve(&file.admin)?,
             store,
+            canary: canary(&file.store)?,
             scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
             tokens: TokenRules::of(&file.scope),
             proxies,
@@ -295,6 +306,16 @@ pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<Store
         // The text is not repeated: store addresses hold passwords.
         _ => bail!("the store is neither postgres://, file:PATH nor memory:"),
     }
+}
+
+fn canary(file: &file::Store) -> Result<CanarySettings> {
+    let limit = match &file.canary_limit {
+        Some(text) => duration::parse(text.as_str()).context("store.canary_limit")?,
+        None => Canary::LIMIT,
+    };
+    ensure!(limit >= Duration::from_secs(3600), "store.canary_limit must be at least 1h");
+    let file = file.canary_file.as_ref().map(|path| path.as_str().into());
+    Ok(CanarySettings { file, limit })
 }
 
 fn key_rules(profile: Profile, file: &file::Key) -> Result<KeyRules> {

@@ -11,20 +11,20 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use metrics_exporter_prometheus::PrometheusHandle;
 use onceward::{
-    Engine, Settings, Store,
+    Canary, Engine, Settings, Store,
     outbox::HttpSink,
     store::{IdentityCheck, StoreError},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{Instant, MissedTickBehavior, interval, sleep},
+    time::{Instant, MissedTickBehavior, interval, sleep, timeout},
 };
 use tracing::{field, info, warn};
 
 use crate::{
     admin::{self, Admin, Api},
     cli::ServeArgs,
-    config::Config,
+    config::{CanarySettings, Config},
     gateway::{
         Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream, Webhooks,
     },
@@ -69,6 +69,7 @@ pub(crate) async fn serve(args: ServeArgs) -> Result<()> {
 pub(crate) struct Running {
     config: Config,
     engine: Arc<Engine>,
+    canary: Arc<Canary>,
     store: OpenStore,
     gateway: Gateway,
     /// None where the workers run elsewhere.
@@ -89,7 +90,9 @@ impl Running {
     pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> Result<Running> {
         let store = OpenStore::open(&config.store, config.privacy.ring.as_ref()).await?;
         let routes = config.routes.protected()?;
-        let engine = Engine::new(Arc::clone(&store.store), routes, settings(config));
+        let canary = Arc::new(canary(&store.store, &config.canary)?);
+        let settings = settings(config, &canary);
+        let engine = Engine::new(Arc::clone(&store.store), routes, settings);
         let engine = Arc::new(engine);
         check_identity(&engine, &*store.store, config.accept_identity_change).await?;
         let traffic = Traffic::default();
@@ -100,7 +103,8 @@ impl Running {
         let shadow = Arc::clone(gateway.shadow());
         let lookup_key = config.privacy.lookup_key.clone();
         let (records, messages) = (Arc::clone(&store.store), store.outbox());
-        let api = Api::new(records, messages, lookup_key, access, traffic.clone(), shadow);
+        let watched = Arc::clone(&canary);
+        let api = Api::new(records, messages, watched, lookup_key, access, traffic.clone(), shadow);
         let admin = Admin::new(Arc::clone(&engine), metrics, api);
         tokio::spawn(probe(Arc::downgrade(&engine)));
         let admin_listening = Listening::bind(config.admin, admin.clone()).await?;
@@ -130,6 +134,7 @@ impl Running {
         Ok(Running {
             config,
             engine,
+            canary,
             store,
             gateway,
             dispatcher,
@@ -153,6 +158,7 @@ impl Running {
             ("gateway.listen", config.listen != self.config.listen),
             ("gateway.admin", config.admin != self.config.admin),
             ("store.url", config.store != self.config.store),
+            ("store.canary_file or store.canary_limit", config.canary != self.config.canary),
             ("scope.from", config.scope.name() != self.config.scope.name()),
             ("[tls]", config.tls != self.config.tls),
             ("[limits]", config.limits != self.config.limits),
@@ -166,7 +172,8 @@ impl Running {
         let changed: Vec<&str> =
             needs_restart.iter().filter(|(_, changed)| *changed).map(|(key, _)| *key).collect();
         ensure!(changed.is_empty(), "{} needs a restart to change", changed.join(", "));
-        let engine = self.engine.under(config.routes.protected()?, settings(&config));
+        let settings = settings(&config, &self.canary);
+        let engine = self.engine.under(config.routes.protected()?, settings);
         ensure!(
             engine.identity() == self.engine.identity(),
             "another fingerprint_key or scope makes every key look new, so that everything would run \
@@ -213,6 +220,7 @@ impl Running {
         self.admin.drain();
         let Running {
             engine,
+            canary,
             store,
             gateway,
             dispatcher,
@@ -231,8 +239,13 @@ impl Running {
         };
         let stop_working = workers.stop(DRAIN_TIME_MAX);
         tokio::join!(stop_serving, stop_working, engine.drain(DRAIN_TIME_MAX));
+        // What was written last is remembered too, if the store answers.
+        let _ = timeout(Duration::from_secs(1), canary.beat()).await;
+        if let Err(error) = canary.save().await {
+            warn!(%error, "what the canary remembers cannot be written");
+        }
         admin_listening.stop(Duration::from_secs(1)).await;
-        drop((engine, gateway, admin));
+        drop((engine, canary, gateway, admin));
         store.close().await;
     }
 }
@@ -258,8 +271,18 @@ async fn probe(engine: Weak<Engine>) {
     }
 }
 
-fn settings(config: &Config) -> Settings {
+/// Watches the store. Its first beat is made before the first key runs.
+fn canary(store: &Arc<dyn Store>, settings: &CanarySettings) -> Result<Canary> {
+    let canary = Canary::new(Arc::clone(store)).limit(settings.limit);
+    match &settings.file {
+        Some(file) => canary.remembering(file).context("store.canary_file"),
+        None => Ok(canary),
+    }
+}
+
+fn settings(config: &Config, canary: &Arc<Canary>) -> Settings {
     Settings {
+        canary: Some(Arc::clone(canary)),
         scope: config.scope.clone(),
         key_rules: config.key_rules.clone(),
         lookup_key: config.privacy.lookup_key.clone(),

@@ -1,11 +1,11 @@
-//! The workers of a process: sweeper, reaper, surveyor, and the relay of the outbox.
+//! The workers of a process: sweeper, reaper, surveyor, beater, and the relay of the outbox.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use onceward::{
     Engine, OutboxStore,
     outbox::{HttpSink, Relay},
-    worker::{Reaper, Surveyor, Sweeper},
+    worker::{Beater, Reaper, Surveyor, Sweeper},
 };
 use tokio::{
     sync::watch,
@@ -33,6 +33,9 @@ impl Workers {
     ) -> Self {
         let (going, gone) = watch::channel(());
         let mut tasks = JoinSet::new();
+        // Each process for itself, whatever else it does.
+        let (beater, stop) = (Beater::new(Arc::clone(engine)), stopped(gone.clone()));
+        tasks.spawn(async move { beater.run(Beater::EVERY, stop).await });
         let mut surveyor = Surveyor::new(Arc::clone(engine));
         if !settings.role.works() {
             tasks.spawn(measure(surveyor, settings.survey_every, stopped(gone)));

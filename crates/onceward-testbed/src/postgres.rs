@@ -8,10 +8,10 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread::sleep,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use crate::watchdog::{Watchdog, run, unprivileged};
+use crate::watchdog::{PATIENCE, Watchdog, run, unprivileged};
 
 /// Another process may take the port between our look and the server's.
 pub(crate) const PORTS_TRIED: usize = 10;
@@ -47,6 +47,49 @@ impl Postgres {
             }
         }
         panic!("no free port for PostgreSQL after {PORTS_TRIED} tries");
+    }
+
+    /// A second server that copies this one by asynchronous streaming replication, through an address
+    /// that leads here: whoever breaks the connections there keeps commits from being shipped. Any
+    /// transaction may be asked for there that only reads, until it is promoted.
+    ///
+    /// # Panics
+    ///
+    /// If it does not start.
+    pub fn standby(&self, through: SocketAddr) -> Postgres {
+        let programs = self.programs.clone();
+        for _ in 0..PORTS_TRIED {
+            let port = free_port();
+            let watchdog = Watchdog::new("QUIT", |dir| command(&programs, dir, port));
+            copy(&programs, watchdog.dir(), &self.url_through(through, "postgres"));
+            let mut standby = Postgres { watchdog, programs: programs.clone(), port };
+            match standby.run() {
+                Ok(()) => return standby,
+                Err(log) if log.contains("Address already in use") => {}
+                Err(log) => panic!("the standby does not start:\n{log}"),
+            }
+        }
+        panic!("no free port for a standby after {PORTS_TRIED} tries");
+    }
+
+    /// Makes a standby take writes, with what it has.
+    pub fn promote(&self) {
+        assert_eq!(self.psql("postgres", "SELECT pg_promote(true, 60)"), "t", "promoted in time");
+    }
+
+    /// Waits until a standby has all that this server has committed.
+    ///
+    /// # Panics
+    ///
+    /// If it does not come to that.
+    pub fn wait_for(&self, standby: &Postgres) {
+        let end = self.psql("postgres", "SELECT pg_current_wal_flush_lsn()");
+        let is_there = format!("SELECT pg_last_wal_replay_lsn() >= '{end}'");
+        let begun = Instant::now();
+        while standby.psql("postgres", &is_there) != "t" {
+            assert!(begun.elapsed() < PATIENCE, "the standby does not come after");
+            sleep(Duration::from_millis(10));
+        }
     }
 
     /// The one server that all tests of this process share. Take a database or a schema each.
@@ -137,7 +180,8 @@ impl Postgres {
         self.watchdog.start(|pid| {
             let status = fs::read_to_string(&status).unwrap_or_default();
             let mut lines = status.lines().map(str::trim);
-            lines.next() == Some(&pid.to_string()) && lines.next_back() == Some("ready")
+            lines.next() == Some(&pid.to_string())
+                && matches!(lines.next_back(), Some("ready" | "standby"))
         })
     }
 
@@ -227,6 +271,21 @@ fn initialise(programs: &Path, dir: &Path) {
         dir.join("data").display().to_string(),
     ]);
     run(Command::new(&initdb[0]).args(&initdb[1..]).current_dir("/"));
+}
+
+/// A copy of a running server that follows it.
+fn copy(programs: &Path, dir: &Path, url: &str) {
+    let copy = unprivileged(vec![
+        programs.join("pg_basebackup").display().to_string(),
+        "--dbname".to_owned(),
+        url.to_owned(),
+        "--pgdata".to_owned(),
+        dir.join("data").display().to_string(),
+        "--write-recovery-conf".to_owned(),
+        "--checkpoint=fast".to_owned(),
+        "--no-sync".to_owned(),
+    ]);
+    run(Command::new(&copy[0]).args(&copy[1..]).current_dir("/"));
 }
 
 fn command(programs: &Path, dir: &Path, port: u16) -> Vec<String> {

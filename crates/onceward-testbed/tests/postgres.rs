@@ -191,3 +191,20 @@ fn until(condition: impl Fn() -> bool) {
         sleep(Duration::from_millis(20));
     }
 }
+
+#[test]
+fn a_promoted_standby_has_what_was_shipped_and_nothing_else() {
+    let mut primary = Postgres::start();
+    let shipping = CutProxy::start(primary.address());
+    let standby = primary.standby(shipping.address());
+    primary.psql("postgres", "CREATE TABLE seen (what text)");
+    primary.psql("postgres", "INSERT INTO seen VALUES ('shipped')");
+    primary.wait_for(&standby);
+    shipping.lead_to(None);
+    shipping.cut();
+    primary.psql("postgres", "INSERT INTO seen VALUES ('lost')");
+    primary.kill_9();
+    standby.promote();
+    assert_eq!(standby.psql("postgres", "SELECT what FROM seen"), "shipped");
+    standby.psql("postgres", "INSERT INTO seen VALUES ('written')");
+}

@@ -15,8 +15,9 @@ use onceward::{
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
     store::{
-        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-        Resolved, Resumable, ScopeKey, StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Pulse,
+        Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture,
+        Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -36,6 +37,8 @@ struct Inside {
     audit: Vec<AuditRecord>,
     identity: Option<Identity>,
     scope_keys: BTreeMap<Scope, Vec<ScopeKey>>,
+    beats: BTreeMap<NodeId, Beaten>,
+    regression: Option<Regression>,
 }
 
 impl Inside {
@@ -285,6 +288,30 @@ impl Store for OneLockStore {
                 audit.push(AuditRecord::erased(scope.clone(), key.id, reason, now));
             }
             dropped
+        })
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        self.locked(move |inside| {
+            let last = inside.beats.get(&beat.node).copied();
+            let step = machine::beat(last, inside.regression, &beat, self.clock.now());
+            inside.beats.insert(beat.node, step.beaten);
+            inside.regression = step.pulse.regression;
+            step.audit.into_iter().for_each(|audit| inside.remember(audit));
+            step.pulse
+        })
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        self.locked(move |inside| {
+            let known = inside.regression.take();
+            if let Some(known) = known {
+                inside.remember(AuditRecord::acknowledged(known, reason, self.clock.now()));
+            }
+            known
         })
     }
 }

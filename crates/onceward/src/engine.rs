@@ -26,7 +26,8 @@ use tokio::sync::{Notify, oneshot};
 use tracing::{Instrument as _, field, info_span};
 
 use crate::{
-    clock::{Clock, SystemClock},
+    canary::Canary,
+    clock::{Clock, SystemClock, Timestamp},
     key::{Key, KeyRules, LookupKey},
     machine::{Decision, Refusal},
     observe,
@@ -35,7 +36,7 @@ use crate::{
     record::{RecordId, State},
     rejection::Rejection,
     scope::ScopeRule,
-    store::{Ask, Identity, Mode, Store},
+    store::{Ask, Identity, Mode, Regression, Store},
 };
 
 mod answer;
@@ -93,6 +94,7 @@ pub struct Engine {
     limits: Limits,
     quota: Arc<Quota>,
     breaker: Arc<Breaker>,
+    canary: Option<Arc<Canary>>,
     /// Told of work that was accepted for later.
     accepted: Arc<Notify>,
     durations: Arc<Durations>,
@@ -118,6 +120,8 @@ pub struct Settings {
     pub store_deadline: Duration,
     /// What each scope may ask for. Nothing is limited unless said otherwise.
     pub limits: Limits,
+    /// Watches whether the store still has what it acknowledged. Without one, nobody does.
+    pub canary: Option<Arc<Canary>>,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
 }
@@ -131,6 +135,7 @@ impl Default for Settings {
             problem_base: None,
             store_deadline: Duration::from_secs(5),
             limits: Limits::OFF,
+            canary: None,
             clock: Arc::new(SystemClock),
         }
     }
@@ -148,6 +153,8 @@ pub struct Admitted {
     unless_known: Option<Rejection>,
     /// The head of the request as it is kept for later, if not as it came.
     kept: Option<Arc<request::Parts>>,
+    /// When the record was made that a worker goes on with.
+    created_at: Option<Timestamp>,
 }
 
 impl Admitted {
@@ -163,6 +170,14 @@ impl Admitted {
     #[must_use]
     pub fn keeping(self, head: request::Parts) -> Self {
         Admitted { kept: Some(Arc::new(head)), ..self }
+    }
+
+    /// Whether this is known to be younger than what the store has lost.
+    fn is_younger(&self, canary: &Canary, lost: Regression) -> bool {
+        match self.created_at {
+            Some(created_at) => lost.found < created_at,
+            None => canary.is_younger(&self.key, lost),
+        }
     }
 
     /// Whose request it is, and under which key, as stores know it.
@@ -235,6 +250,7 @@ impl Engine {
             limits: settings.limits,
             quota: Arc::default(),
             breaker: Arc::default(),
+            canary: settings.canary,
             accepted: Arc::default(),
             durations: Arc::default(),
             tenants: Arc::default(),
@@ -278,6 +294,11 @@ impl Engine {
         &self.store
     }
 
+    /// What watches the store, if anything does.
+    pub fn canary(&self) -> Option<&Arc<Canary>> {
+        self.canary.as_ref()
+    }
+
     /// Whether requests are let through to the store, as far as it is known to answer.
     pub fn breaker_state(&self) -> BreakerState {
         self.breaker.shows()
@@ -311,6 +332,7 @@ impl Engine {
             wait: wait::asked_for(&parts.headers, policy),
             unless_known: None,
             kept: None,
+            created_at: None,
         }))
     }
 
@@ -411,9 +433,9 @@ impl<R: Send + 'static> Call<'_, R> {
         let begun = match single {
             true => {
                 let look = Ask { mode: Mode::LookupOnly, ..self.ask.clone() };
-                engine.begin(&look, terms).await
+                engine.begin(self.admitted, &look, terms).await
             }
-            false => engine.begin(self.ask, terms).await,
+            false => engine.begin(self.admitted, self.ask, terms).await,
         };
         match begun {
             Begun::StoreFailed { is_down: true, .. } => passage.failed(engine.clock.monotonic()),
@@ -441,6 +463,9 @@ impl<R: Send + 'static> Call<'_, R> {
                 if matches!(self.take, Take::Claim(_)) => {}
             Begun::Decided(Decision::Refuse(refusal), ..) => match &self.admitted.unless_known {
                 Some(otherwise) if refusal == Refusal::NotTaken => self.reject(otherwise.clone()),
+                None if refusal == Refusal::NotTaken && engine.drain.is_open() => {
+                    self.reject(Rejection::store_regressed());
+                }
                 _ => self.refuse(&refusal),
             },
             Begun::Limited(exceeded) => self.limit(exceeded),
@@ -448,6 +473,11 @@ impl<R: Send + 'static> Call<'_, R> {
             Begun::Decided(Decision::Accepted, ..) => {
                 engine.accepted.notify_one();
                 self.send(status::accepted(&self.admitted.id, State::Pending));
+            }
+            Begun::Regressed => {
+                self.reject(Rejection::store_regressed());
+                drop(handler);
+                Box::pin(engine.withdraw(self.ask, self.take)).await;
             }
             Begun::StoreFailed { may_be_granted, .. } => {
                 self.reject(Rejection::store_unavailable());

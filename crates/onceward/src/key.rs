@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderName, header::HeaderValue};
 use sha2::{Digest, Sha256};
 
 mod lookup;
+mod made_at;
 pub use lookup::{LookupKey, LookupKeyTooShort};
 
 /// The header field that carries the key.

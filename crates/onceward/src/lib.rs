@@ -18,6 +18,7 @@ pub mod record; // what a store holds for a scope and key
 pub mod store; // what can be asked of a store
 pub mod machine; // the rules: pure, and the only place that knows them
 pub mod clock; // time, as an argument
+pub mod canary; // whether the store still has what it acknowledged
 pub mod engine; // the order of the steps
 pub mod operation; // a handler's handle on its own record
 pub mod phase; // an operation in steps, each done once
@@ -34,6 +35,7 @@ pub mod observe; // metrics
 #[cfg(feature = "testing")]
 pub mod testing; // the store suite, and tools to force faults and interleavings
 
+pub use canary::Canary;
 pub use engine::{Engine, Limits, Rate, Settings};
 pub use fingerprint::Recipe;
 pub use key::{Key, KeyRules, LookupKey};

@@ -28,6 +28,7 @@ use crate::{
 };
 
 mod advance;
+mod canary;
 mod decide;
 mod queue;
 mod reconcile;
@@ -36,6 +37,7 @@ mod resolve;
 mod tests;
 
 pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_request};
+pub use canary::{BEATS_KEPT, BeatStep, beat};
 pub use decide::{Decision, Refusal, decide};
 use queue::pending_again;
 pub use queue::{backoff, claim, is_resumable, line_of};

@@ -49,6 +49,8 @@ const INCIDENT: &str = "onceward_incident_total";
 const GIVEN_UP: &str = "onceward_queued_given_up_total";
 const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
+const STORE_REGRESSED: &str = "onceward_store_regressed";
+const STORE_REGRESSIONS: &str = "onceward_store_regressions_total";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
 /// it when it is built; do it again if the recorder is installed later.
@@ -65,7 +67,15 @@ pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
     describe_counter!(GIVEN_UP, Unit::Count, "accepted requests that were not executed in time");
     describe_gauge!(BREAKER_OPEN, Unit::Count, "1 while requests are refused: the store is down");
     describe_counter!(BREAKER_OPENED, Unit::Count, "times the store was found to be down");
+    describe_gauge!(STORE_REGRESSED, Unit::Count, "1 while keys are refused: the store lost data");
+    describe_counter!(
+        STORE_REGRESSIONS,
+        Unit::Count,
+        "times the store was found to have lost data"
+    );
     counter!(EMAIL_AS_KEY).increment(0);
+    counter!(STORE_REGRESSIONS).increment(0);
+    gauge!(STORE_REGRESSED).increment(0.0);
     counter!(BREAKER_OPENED).increment(0);
     gauge!(BREAKER_OPEN).increment(0.0);
     for route in routes {
@@ -92,6 +102,14 @@ pub(crate) fn breaker_is_open(is_open: bool) {
     if is_open {
         counter!(BREAKER_OPENED).increment(1);
     }
+}
+
+pub(crate) fn store_is_regressed(is_regressed: bool) {
+    gauge!(STORE_REGRESSED).set(if is_regressed { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn store_regressed() {
+    counter!(STORE_REGRESSIONS).increment(1);
 }
 
 pub(crate) fn count(name: &'static str, route: &str) {

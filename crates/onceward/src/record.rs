@@ -408,11 +408,15 @@ pub enum AuditEvent {
     MessageDiscarded,
     /// Two results for one generation that do not agree. The stored one stands, the other is here.
     Incident,
+    /// The store was found to have lost what it had acknowledged.
+    StoreRegressed,
+    /// Somebody said that keys may run again after such a loss.
+    RegressionAcknowledged,
 }
 
 impl AuditEvent {
     /// All events.
-    pub const ALL: [AuditEvent; 13] = [
+    pub const ALL: [AuditEvent; 15] = [
         AuditEvent::LeaseExpired,
         AuditEvent::LateCompletion,
         AuditEvent::SupersededResult,
@@ -426,6 +430,8 @@ impl AuditEvent {
         AuditEvent::MessageRedriven,
         AuditEvent::MessageDiscarded,
         AuditEvent::Incident,
+        AuditEvent::StoreRegressed,
+        AuditEvent::RegressionAcknowledged,
     ];
 
     /// The name under which the event is stored and shown.
@@ -444,6 +450,8 @@ impl AuditEvent {
             AuditEvent::MessageRedriven => "message_redriven",
             AuditEvent::MessageDiscarded => "message_discarded",
             AuditEvent::Incident => "incident",
+            AuditEvent::StoreRegressed => "store_regressed",
+            AuditEvent::RegressionAcknowledged => "regression_acknowledged",
         }
     }
 

@@ -47,6 +47,8 @@ pub enum Code {
     UpstreamUnreachable,
     /// The store cannot be used; nothing was executed.
     StoreUnavailable,
+    /// The store has lost data, and this key may be among it.
+    StoreRegressed,
     /// Accepted work was never executed, and is given up. Stored as its reply.
     NotExecuted,
 }
@@ -75,7 +77,7 @@ impl Retry {
 
 impl Code {
     /// All codes that this crate answers with.
-    pub const ALL: [Code; 16] = [
+    pub const ALL: [Code; 17] = [
         Code::KeyMissing,
         Code::KeyInvalid,
         Code::RequestTooOld,
@@ -91,6 +93,7 @@ impl Code {
         Code::RateLimited,
         Code::UpstreamUnreachable,
         Code::StoreUnavailable,
+        Code::StoreRegressed,
         Code::NotExecuted,
     ];
 
@@ -112,6 +115,7 @@ impl Code {
             Code::RateLimited => "idempotency_rate_limited",
             Code::UpstreamUnreachable => "idempotency_upstream_unreachable",
             Code::StoreUnavailable => "idempotency_store_unavailable",
+            Code::StoreRegressed => "idempotency_store_regressed",
             Code::NotExecuted => "idempotency_not_executed",
         }
     }
@@ -131,7 +135,7 @@ impl Code {
             Code::Mismatch => StatusCode::UNPROCESSABLE_ENTITY,
             Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Code::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
-            Code::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::StoreUnavailable | Code::StoreRegressed => StatusCode::SERVICE_UNAVAILABLE,
             Code::NotExecuted => StatusCode::GATEWAY_TIMEOUT,
         }
     }
@@ -154,6 +158,7 @@ impl Code {
             Code::RateLimited => "Too many requests",
             Code::UpstreamUnreachable => "The service could not be reached",
             Code::StoreUnavailable => "The idempotency store is not available",
+            Code::StoreRegressed => "The idempotency store has lost data",
             Code::NotExecuted => "The accepted request was not executed",
         }
     }
@@ -165,7 +170,8 @@ impl Code {
             | Code::OutcomeUnknown
             | Code::RateLimited
             | Code::UpstreamUnreachable
-            | Code::StoreUnavailable => Retry::SameKey,
+            | Code::StoreUnavailable
+            | Code::StoreRegressed => Retry::SameKey,
             Code::Mismatch | Code::NotExecuted => Retry::NewKey,
             Code::KeyMissing
             | Code::KeyInvalid
@@ -189,7 +195,7 @@ impl Code {
             Code::ReplyNotStored => "reply_not_stored",
             Code::RateLimited => "rate_limited",
             Code::UpstreamUnreachable | Code::NotExecuted => "not_executed",
-            Code::StoreUnavailable => "unavailable",
+            Code::StoreUnavailable | Code::StoreRegressed => "unavailable",
             Code::KeyMissing
             | Code::KeyInvalid
             | Code::RequestTooOld
@@ -315,6 +321,17 @@ impl Rejection {
     /// The store is known to be down, and was not asked.
     pub fn store_is_down(retry_after: Duration) -> Self {
         Self::store_unavailable().with_retry_after(retry_after)
+    }
+
+    /// The store has lost data that it had acknowledged, and the key may be among it.
+    pub fn store_regressed() -> Self {
+        Self::new(
+            Code::StoreRegressed,
+            "Data of this service was lost, and this key may have been used before. The request was \
+             not executed by this answer, and will not be while that is in doubt; retry it with the \
+             same key.",
+        )
+        .with_retry_after(Duration::from_secs(60))
     }
 
     /// A limit of the caller's scope was reached: `creations`, `active` or `lookups`.

@@ -20,6 +20,7 @@ use crate::{
     scope::Scope,
 };
 
+mod canary;
 mod error;
 pub mod list;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "encryption"))]
@@ -36,6 +37,7 @@ mod sealed;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+pub use canary::{Beat, Beaten, NodeId, Pulse, Regression};
 pub use error::{StoreError, StoreErrorKind};
 use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
@@ -173,6 +175,23 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Forgets the data keys that this scope has, and keeps their ids. Tells how many there were, and
     /// leaves an audit record for each.
     fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32>;
+
+    /// Counts a beat of a node, durably. If the last one that is here is under what was acknowledged to
+    /// the node, acknowledged commits are gone: that is remembered in the same step, told to every node
+    /// from then on, and left as an audit record. See [`crate::canary::Canary`].
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse>;
+
+    /// Forgets that something was lost, and leaves an audit record: an operator's decision. Tells what
+    /// was known.
+    fn acknowledge_regression<'a>(&'a self, reason: &'a str)
+    -> StoreFuture<'a, Option<Regression>>;
+
+    /// A number that is another one whenever a call may have gone to another server than the calls
+    /// before: a store that connects anew counts that before it answers. It stays the same for a store
+    /// that never does.
+    fn epoch(&self) -> u64 {
+        0
+    }
 
     /// How transactions of the user's own take part, if the records live where they can. A store
     /// around another one answers with that one's.

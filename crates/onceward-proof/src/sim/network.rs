@@ -9,9 +9,9 @@ use onceward::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-        Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept,
-        Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Pulse, Reaped, Regression,
+        Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind,
+        StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -267,5 +267,14 @@ impl Store for NodeStore {
 
     fn drop_scope_keys<'a>(&'a self, _: &'a Scope, _: &'a str) -> StoreFuture<'a, u32> {
         Box::pin(async { Ok(0) })
+    }
+
+    // The store of a world loses nothing that it acknowledged, and no node has a canary.
+    fn beat(&self, _: Beat) -> StoreFuture<'_, Pulse> {
+        Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
+    }
+
+    fn acknowledge_regression<'a>(&'a self, _: &'a str) -> StoreFuture<'a, Option<Regression>> {
+        Box::pin(async { Ok(None) })
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt as _, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use onceward::{Key, LookupKey, OutboxStore, Store, record::RecordId};
+use onceward::{Canary, Key, LookupKey, OutboxStore, Store, record::RecordId};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::timeout;
@@ -22,6 +22,7 @@ mod openapi; // the document
 mod plans; // many at once: first a plan
 mod problem; // refusals
 mod query; // parameters
+mod regression; // a store that has lost data
 mod resolve; // one record: resolve, release, void
 pub(crate) mod types; // what goes over the wire
 
@@ -30,6 +31,7 @@ use plans::Plans;
 pub(crate) use problem::Problem;
 pub(crate) use query::Filter;
 use query::{FILTER, Parameters};
+pub(crate) use regression::{AcknowledgeRequest, RegressionView};
 use types::{
     Applied, ApplyRequest, AuditPageView, Changed, ErasureRequest, ErasureView, KeyDetail, KeyPage,
     MessageChanged, MessageDetail, MessagePage, MessageRequest, PlanRequest, PlanView,
@@ -56,6 +58,7 @@ struct Inner {
     store: Arc<dyn Store>,
     /// If the store has one.
     outbox: Option<Arc<dyn OutboxStore>>,
+    canary: Arc<Canary>,
     /// Keys are stored as their HMAC.
     lookup_key: Option<LookupKey>,
     access: Access,
@@ -97,6 +100,8 @@ enum Operation {
     Traffic,
     Shadow,
     Erase,
+    ShowRegression,
+    AcknowledgeRegression,
     Document,
 }
 
@@ -136,7 +141,7 @@ const fn post(
     Endpoint { method, path, operation, summary, parameters: &[], request, answer: (JSON, answer) }
 }
 
-static ENDPOINTS: [Endpoint; 19] = [
+static ENDPOINTS: [Endpoint; 21] = [
     get("/keys", Operation::ListKeys, "Lists records", &LIST, (JSON, "KeyPage")),
     get("/keys/{}", Operation::ShowKey, "Shows a record and its past", &[], (JSON, "KeyDetail")),
     post(
@@ -227,6 +232,20 @@ static ENDPOINTS: [Endpoint; 19] = [
         "ErasureRequest",
         "ErasureView",
     ),
+    get(
+        "/regression",
+        Operation::ShowRegression,
+        "Whether the store has lost data that it had acknowledged",
+        &[],
+        (JSON, "RegressionView"),
+    ),
+    post(
+        "/regression/acknowledge",
+        Operation::AcknowledgeRegression,
+        "Lets keys run again although the store has lost data",
+        "AcknowledgeRequest",
+        "RegressionView",
+    ),
     get("/openapi.json", Operation::Document, "This document", &[], (JSON, "")),
 ];
 
@@ -234,13 +253,14 @@ impl Api {
     pub(crate) fn new(
         store: Arc<dyn Store>,
         outbox: Option<Arc<dyn OutboxStore>>,
+        canary: Arc<Canary>,
         lookup_key: Option<LookupKey>,
         access: Access,
         traffic: Traffic,
         shadow: Arc<Shadow>,
     ) -> Self {
         let plans = Plans::default();
-        Api(Arc::new(Inner { store, outbox, lookup_key, access, plans, traffic, shadow }))
+        Api(Arc::new(Inner { store, outbox, canary, lookup_key, access, plans, traffic, shadow }))
     }
 
     /// The handle of a record, whichever form of its key it was made of.
@@ -350,6 +370,7 @@ impl Api {
             Operation::Traffic => json(&self.0.traffic.seen()),
             Operation::Shadow => json(&ShadowView::from(self.0.shadow.listed())),
             Operation::Document => json(&document()),
+            Operation::ShowRegression => json(&regression::show(&self.0.canary)),
             Operation::ResolveKey => {
                 let asked: ResolveRequest = read(parts, body).await?;
                 detached(async move { resolve::resolve(&*api.0.store, &id, asked, &who).await })
@@ -389,6 +410,14 @@ impl Api {
             Operation::Erase => {
                 let asked: ErasureRequest = read(parts, body).await?;
                 detached(async move { erase::erase(&*api.0.store, asked, &who).await }).await
+            }
+            Operation::AcknowledgeRegression => {
+                let asked: AcknowledgeRequest = read(parts, body).await?;
+                detached(async move {
+                    let Inner { store, canary, .. } = &*api.0;
+                    regression::acknowledge(&**store, canary, asked, &who).await
+                })
+                .await
             }
             Operation::ApplyPlan => {
                 let asked: ApplyRequest = read(parts, body).await?;

@@ -91,6 +91,12 @@ pub(crate) struct Store {
     /// `file:PATH`, `postgres://...`, or `memory:` for trying things out. `file:./onceward.db` by
     /// default.
     pub(crate) url: Option<Text>,
+    /// A file in which this process remembers what the store acknowledged, so that a store that has
+    /// lost data is found out also after a restart. Not where the store is. None by default.
+    pub(crate) canary_file: Option<Text>,
+    /// How long keys are refused that a store may have lost, unless somebody acknowledges the loss
+    /// before. 24h by default, never under `1h`.
+    pub(crate) canary_limit: Option<Text>,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

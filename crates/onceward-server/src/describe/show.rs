@@ -39,7 +39,14 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
                 ("cors_credentials", json!(config.cors.credentials)),
             ],
         ),
-        ("store", vec![("url", json!(store_url(&config.store)))]),
+        (
+            "store",
+            vec![
+                ("url", json!(store_url(&config.store))),
+                ("canary_file", json!(config.canary.file)),
+                ("canary_limit", json!(duration(config.canary.limit))),
+            ],
+        ),
         (
             "scope",
             vec![

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderName};
-use onceward::{Key, Rejection, rejection::Code};
+use onceward::{Key, Rejection, clock::Timestamp, rejection::Code};
 
 /// A request that comes from further ahead would stay young for as long as it likes.
 const AHEAD_MAX: Duration = Duration::from_secs(300);
@@ -31,7 +31,7 @@ impl MaxAge {
                      an HTTP-date or in seconds since 1970."
                 ))
             })?,
-            None => by_key(key.as_str()).ok_or_else(|| {
+            None => key.uuid_v7_time().map(Timestamp::to_system_time).ok_or_else(|| {
                 refused("The Idempotency-Key has to be a UUID of version 7.".to_owned())
             })?,
         };
@@ -62,24 +62,6 @@ fn by_header(headers: &HeaderMap, name: &HeaderName) -> Option<SystemTime> {
         true => Some(UNIX_EPOCH + Duration::from_secs(text.parse().ok()?)),
         false => httpdate::parse_http_date(text).ok(),
     }
-}
-
-/// The time in a UUIDv7 (RFC 9562, 5.7): its first 48 bits, in milliseconds.
-fn by_key(key: &str) -> Option<SystemTime> {
-    let hyphens = [8, 13, 18, 23];
-    let well_formed = key.len() == 36
-        && key.bytes().enumerate().all(|(at, byte)| match hyphens.contains(&at) {
-            true => byte == b'-',
-            false => byte.is_ascii_hexdigit(),
-        });
-    let version_and_variant = (key.as_bytes().get(14)?, key.as_bytes().get(19)?);
-    if !well_formed
-        || !matches!(version_and_variant, (b'7', b'8' | b'9' | b'a'..=b'b' | b'A'..=b'B'))
-    {
-        return None;
-    }
-    let millis = format!("{}{}", key.get(..8)?, key.get(9..13)?);
-    Some(UNIX_EPOCH + Duration::from_millis(u64::from_str_radix(&millis, 16).ok()?))
 }
 
 #[cfg(test)]

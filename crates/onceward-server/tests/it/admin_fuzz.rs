@@ -77,7 +77,7 @@ fn every_path_and_method_of_the_document_answers_as_it_says() {
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     assert_eq!(openapi["openapi"], "3.1.0");
     let endpoints = endpoints(&openapi);
-    assert_eq!(endpoints.len(), 19);
+    assert_eq!(endpoints.len(), 21);
     for endpoint in &endpoints {
         let id = if endpoint.path.contains("/messages/") { "1" } else { &*ids[0] };
         let path = endpoint.path.replace("{id}", id);

@@ -6,6 +6,7 @@ mod admin; // /livez, /readyz, /metrics, logs
 mod admin_api; // what operators see and decide
 mod admin_fuzz; // the OpenAPI document is the truth
 mod breaker; // a store that is down
+mod canary; // a store that has lost data
 mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers

@@ -30,6 +30,8 @@ pub(super) enum Begun {
     Decided(Decision, Instant, Option<Place>),
     /// The key is free, and its caller has no quota left.
     Limited(Exceeded),
+    /// The key was granted by a store that has lost data, and may be among it.
+    Regressed,
     /// The store could not be asked in time.
     StoreFailed {
         /// The answer to a call was lost: it may have granted the record all the same.
@@ -59,6 +61,13 @@ pub(super) enum Take {
     Reserve,
     /// If it waits for a worker, and is still as it was looked at.
     Claim(Fence),
+}
+
+/// What is to be thought of a grant.
+enum Vouched {
+    Yes,
+    No,
+    Unanswered,
 }
 
 /// A reserve was not answered in time.
@@ -100,7 +109,8 @@ impl Engine {
     }
 
     fn mode(&self, admitted: &Admitted) -> Mode {
-        match self.drain.is_open() && admitted.unless_known.is_none() {
+        let may_run = self.drain.is_open() && admitted.unless_known.is_none();
+        match may_run && !self.may_be_lost(admitted) {
             true => Mode::Execute,
             false => Mode::LookupOnly,
         }
@@ -129,7 +139,7 @@ impl Engine {
     }
 
     /// Reserves and decides; where the policy or the client says so, waits for an attempt at work.
-    pub(super) async fn begin(&self, ask: &Ask, terms: Terms<'_>) -> Begun {
+    pub(super) async fn begin(&self, admitted: &Admitted, ask: &Ask, terms: Terms<'_>) -> Begun {
         match self.check_identity(&ask.route, terms.patience).await {
             Some(IdentityCheck::Same) => {}
             checked => {
@@ -158,6 +168,15 @@ impl Engine {
                 // Somebody else was faster. There is no client to be told of it.
                 return Begun::Decided(Decision::Refuse(Refusal::NotTaken), sent, None);
             }
+            if let Reservation::Granted { .. } | Reservation::Accepted { .. } = &reservation {
+                match self.vouch(admitted, terms.patience).await {
+                    Vouched::Yes => {}
+                    Vouched::No => return Begun::Regressed,
+                    Vouched::Unanswered => {
+                        return Begun::StoreFailed { may_be_granted: true, is_down: true };
+                    }
+                }
+            }
             self.count_reservation(&reservation, ask);
             let decision = machine::decide(reservation, ask, self.clock.now());
             let at_work = matches!(decision, Decision::Refuse(Refusal::InProgress { .. }));
@@ -169,6 +188,32 @@ impl Engine {
             };
             if !look_again {
                 return Begun::Decided(decision, sent + ask.lease, place);
+            }
+        }
+    }
+
+    /// Whether the store has lost data, and this key may be among it, as far as is known.
+    fn may_be_lost(&self, admitted: &Admitted) -> bool {
+        self.canary.as_ref().is_some_and(|canary| {
+            let regression = canary.regression();
+            regression.is_some_and(|regression| !admitted.is_younger(canary, regression))
+        })
+    }
+
+    /// Whether a grant can be believed: the store that gave it still has what it acknowledged. Asked of
+    /// it only if it may have become another one; else the answer is there.
+    async fn vouch(&self, admitted: &Admitted, patience: Duration) -> Vouched {
+        let Some(canary) = &self.canary else { return Vouched::Yes };
+        let vouched = match canary.is_vouched() {
+            true => Ok(canary.regression()),
+            false => timeout(patience, canary.vouch()).await.unwrap_or_else(|_| Err(timed_out())),
+        };
+        match vouched {
+            Ok(Some(regression)) if !admitted.is_younger(canary, regression) => Vouched::No,
+            Ok(_) => Vouched::Yes,
+            Err(error) => {
+                self.store_failed("beat", &error, &admitted.policy.name);
+                Vouched::Unanswered
             }
         }
     }

@@ -109,6 +109,10 @@ impl Engine {
         let (mut ready, mut overdue, mut put_off) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.now();
         for Resumable { record, request } in resumable {
+            if self.is_from_before_a_loss(&record) {
+                resumed.left += 1;
+                continue;
+            }
             if record.state == State::Pending && record.queued_until.is_some_and(|end| end <= now) {
                 overdue.push(self.give_up(record));
                 continue;
@@ -138,6 +142,12 @@ impl Engine {
         let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
         resumed.given_up = u32::try_from(given_up).unwrap_or(u32::MAX);
         Ok((ready, resumed))
+    }
+
+    /// Whether the store has lost data since this record was made: it may be further than it looks.
+    pub(super) fn is_from_before_a_loss(&self, record: &Record) -> bool {
+        let regression = self.canary.as_ref().and_then(|canary| canary.regression());
+        regression.is_some_and(|regression| record.created_at <= regression.found)
     }
 
     /// The rules under which an operation goes on. Those of the route under which it was accepted, which
@@ -181,6 +191,7 @@ impl Engine {
             wait: None,
             unless_known: None,
             kept: None,
+            created_at: Some(record.created_at),
         };
         let ask = Ask {
             method: record.method.clone(),

@@ -95,10 +95,17 @@ impl<R: Send + 'static> Call<'_, R> {
         // The work is done: neither quota nor breaker is in the way of its record.
         let patience = self.engine.store_deadline;
         let terms = Terms { wait: None, limits: &Limits::OFF, patience, take: self.take };
-        match self.engine.begin(self.ask, terms).await {
+        match self.engine.begin(self.admitted, self.ask, terms).await {
             Begun::Decided(Decision::Execute(lease), ..) => self.finish(&lease, outcome).await,
             Begun::Decided(decision, ..) => self.decided(decision),
             Begun::Limited(exceeded) => self.limit(exceeded),
+            Begun::Regressed => {
+                match outcome {
+                    Outcome::Unknown { status, why } => self.reject_unknown(status, why),
+                    _ => self.reject(Rejection::store_regressed()),
+                }
+                self.engine.withdraw(self.ask, self.take).await;
+            }
             Begun::StoreFailed { may_be_granted, .. } => {
                 match outcome {
                     Outcome::Unknown { status, why } => self.reject_unknown(status, why),

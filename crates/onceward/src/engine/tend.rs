@@ -74,6 +74,7 @@ impl Engine {
         let overdue = records
             .into_iter()
             .filter(|record| record.queued_until.is_some_and(|end| end <= now))
+            .filter(|record| !self.is_from_before_a_loss(record))
             .map(|record| self.give_up(Box::new(record)));
         let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
         Ok((u32::try_from(given_up).unwrap_or(u32::MAX), next))

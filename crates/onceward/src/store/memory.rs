@@ -12,8 +12,9 @@ use std::{
 
 use super::list::{AuditPage, AuditQuery, Page, Query, Stats};
 use super::{
-    Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve, Resolved,
-    Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept, Write, Written,
+    Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Pulse, Reaped,
+    Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+    StoreErrorKind, StoreFuture, Swept, Write, Written,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -39,6 +40,13 @@ pub struct MemoryStore {
     len_max: usize,
     identity: OnceLock<Mutex<Identity>>,
     scope_keys: Mutex<HashMap<Scope, Vec<ScopeKey>>>,
+    beats: Mutex<Beats>,
+}
+
+#[derive(Debug, Default)]
+struct Beats {
+    nodes: HashMap<NodeId, Beaten>,
+    regression: Option<Regression>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +81,7 @@ impl MemoryStore {
             len_max: 1_000_000,
             identity: OnceLock::new(),
             scope_keys: Mutex::default(),
+            beats: Mutex::default(),
         }
     }
 
@@ -430,6 +439,36 @@ impl Store for MemoryStore {
                 self.shard(&audit.id).remember(audit);
             }
             Ok(dropped)
+        })
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        ready(move || {
+            let mut beats = lock(&self.beats);
+            let now = self.clock.now();
+            let last = beats.nodes.get(&beat.node).copied();
+            let step = machine::beat(last, beats.regression, &beat, now);
+            if last.is_none() {
+                beats.nodes.retain(|_, beaten| now.since(beaten.at) < machine::BEATS_KEPT);
+            }
+            beats.nodes.insert(beat.node, step.beaten);
+            beats.regression = step.pulse.regression;
+            step.audit.into_iter().for_each(|audit| self.shard(&audit.id).remember(audit));
+            Ok(step.pulse)
+        })
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        ready(move || {
+            let known = lock(&self.beats).regression.take();
+            if let Some(known) = known {
+                let audit = AuditRecord::acknowledged(known, reason, self.clock.now());
+                self.shard(&audit.id).remember(audit);
+            }
+            Ok(known)
         })
     }
 }

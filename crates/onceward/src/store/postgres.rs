@@ -16,8 +16,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 use super::{
-    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-    Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept, Write, Written,
+    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
+    Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
+    Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
@@ -28,6 +29,7 @@ use crate::{
 };
 
 mod batch;
+mod canary;
 mod error;
 mod lane;
 mod list;
@@ -45,6 +47,7 @@ mod workers;
 mod write;
 
 use batch::Work;
+use canary::{Witness, Witnesses};
 use lane::Lane;
 use link::Link;
 use look::{Side, no_request, step};
@@ -118,6 +121,7 @@ pub struct PgStore {
     batches: Lane<Work>,
     side: Lane<Side>,
     database: PgDatabase,
+    witnesses: Witnesses,
     closing_batches: watch::Sender<bool>,
     closing_side: watch::Sender<bool>,
 }
@@ -149,7 +153,8 @@ impl PgStore {
         let options = Arc::new(options);
         let name = open::prepare(&options).await?;
         let statements = Arc::new(Statements::of(&options.schema));
-        let link = || Link::new(Arc::clone(&options), Arc::clone(&statements));
+        let witnesses = Witnesses::default();
+        let link = || Link::new(Arc::clone(&options), Arc::clone(&statements), witnesses.clone());
         let [batches, singles] = options.connections;
         let (closing_batches, batches_close) = watch::channel(false);
         let (closing_side, side_closes) = watch::channel(false);
@@ -161,6 +166,7 @@ impl PgStore {
             batches: Lane::start(links, &batches_close),
             side,
             database: PgDatabase { name, statements, clock: options.clock.clone() },
+            witnesses,
             closing_batches,
             closing_side,
         })
@@ -207,6 +213,9 @@ impl Store for PgStore {
             Box::pin(async move {
                 let decide = |found: Option<&Record>, now| machine::claim(found, &claim, now);
                 let claimed = step(link, &claim.id, None, no_request, decide).await;
+                if let Ok(Reservation::Granted { lease, .. }) = &claimed {
+                    link.acknowledged(lease, false);
+                }
                 claimed.map_err(look::StepFailed::into_error)
             })
         })
@@ -315,6 +324,22 @@ impl Store for PgStore {
     fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
         let (scope, reason) = (scope.clone(), reason.into());
         self.single(move |link| Box::pin(scope_keys::drop_keys_of(link, scope, reason)))
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        self.single(move |link| Box::pin(canary::beat(link, beat)))
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        let reason = reason.into();
+        self.single(move |link| Box::pin(canary::acknowledge(link, reason)))
+    }
+
+    fn epoch(&self) -> u64 {
+        self.witnesses.epoch()
     }
 
     fn database(&self) -> Option<Database> {

@@ -18,9 +18,9 @@ use std::{sync::Arc, time::Duration};
 use tracing::error;
 
 use super::{
-    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation,
-    Resolution, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreFuture, Swept,
-    Write, Written,
+    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Pulse, Reaped,
+    Regression, Reservation, Resolution, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+    StoreFuture, Swept, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
@@ -252,6 +252,21 @@ impl Store for SealedStore {
             self.seals.keys().forget(scope);
             dropped
         })
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        self.inner.beat(beat)
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        self.inner.acknowledge_regression(reason)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.inner.epoch()
     }
 
     fn database(&self) -> Option<Database> {

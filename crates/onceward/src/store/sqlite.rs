@@ -20,9 +20,9 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Mode, Reaped, Reservation,
-    Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept,
-    Write, Written,
+    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Pulse, Reaped,
+    Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+    StoreErrorKind, StoreFuture, Swept, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query},
 };
 use crate::{
@@ -34,6 +34,7 @@ use crate::{
 
 mod alone;
 mod beside;
+mod canary;
 mod changes;
 mod due;
 mod error;
@@ -48,6 +49,7 @@ mod within;
 mod writer;
 
 use beside::Beside;
+use canary::Acknowledge;
 use due::PurgeAudit;
 pub use open::OpenError;
 #[cfg(feature = "testing")]
@@ -395,6 +397,17 @@ impl Store for SqliteStore {
 
     fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
         Box::pin(self.drop_keys_of(scope, reason))
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        self.state(beat)
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        self.state(Acknowledge(reason.into()))
     }
 
     fn database(&self) -> Option<Database> {

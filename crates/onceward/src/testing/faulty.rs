@@ -9,9 +9,9 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
-        Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture,
-        Swept, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
+        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+        StoreErrorKind, StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -46,11 +46,13 @@ pub enum StoreCall {
     AcceptIdentity,
     ScopeKeys,
     DropScopeKeys,
+    Beat,
+    AcknowledgeRegression,
 }
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 26] = [
+    pub const ALL: [StoreCall; 28] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
@@ -77,6 +79,8 @@ impl StoreCall {
         StoreCall::AcceptIdentity,
         StoreCall::ScopeKeys,
         StoreCall::DropScopeKeys,
+        StoreCall::Beat,
+        StoreCall::AcknowledgeRegression,
     ];
 
     /// Which call a write is.
@@ -301,6 +305,22 @@ macro_rules! wrapped_store {
             ) -> StoreFuture<'a, u32> {
                 let inner = move || self.inner.drop_scope_keys(scope, reason);
                 self.call(StoreCall::DropScopeKeys, inner)
+            }
+
+            fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+                self.call(StoreCall::Beat, move || self.inner.beat(beat))
+            }
+
+            fn acknowledge_regression<'a>(
+                &'a self,
+                reason: &'a str,
+            ) -> StoreFuture<'a, Option<Regression>> {
+                let inner = move || self.inner.acknowledge_regression(reason);
+                self.call(StoreCall::AcknowledgeRegression, inner)
+            }
+
+            fn epoch(&self) -> u64 {
+                self.inner.epoch()
             }
 
             fn database(&self) -> Option<Database> {

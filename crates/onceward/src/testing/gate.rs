@@ -9,8 +9,9 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
-        Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
+        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
+        Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };

@@ -19,6 +19,7 @@ pub mod interleaving;
 pub mod cancelling;
 pub mod listing;
 pub mod sealing;
+pub mod beating;
 pub mod agreeing;
 
 /// Makes one test per case of the store suite, in a module of the given name.
@@ -313,6 +314,15 @@ macro_rules! __store_suite_cases {
                 a_list_tells_all_of_a_record
                 counts_agree_with_the_records
                 the_audit_log_tells_of_all_records_in_pages
+            }
+            beating {
+                the_beats_of_a_node_count_up
+                a_count_under_what_was_acknowledged_is_a_loss
+                a_node_that_is_not_known_any_more_has_lost_everything
+                a_loss_is_told_to_every_node_and_found_once
+                the_earliest_of_two_losses_counts
+                a_loss_that_was_acknowledged_is_told_no_more
+                a_lost_answer_to_a_beat_is_no_loss
             }
             sealing {
                 the_first_data_key_of_a_scope_stands

@@ -18,9 +18,9 @@ use crate::{
     record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation,
-        Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind, StoreFuture, Swept, Write,
-        Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, MemoryStore, Pulse, Reaped,
+        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind,
+        StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -192,6 +192,17 @@ impl Store for Broken {
 
     fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
         self.inner.drop_scope_keys(scope, reason)
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        self.inner.beat(beat)
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        self.inner.acknowledge_regression(reason)
     }
 }
 

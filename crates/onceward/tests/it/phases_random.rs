@@ -18,8 +18,8 @@ use onceward::{
     engine::{Captured, Execution, Handler},
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, State},
     store::{
-        Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
-        Resolved, Resumable, ScopeKey, StoreFuture, Swept, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Pulse, Reaped, Regression,
+        Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture, Swept, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
     testing::{Fault, FaultyStore, Seed, StoreCall},
@@ -459,5 +459,16 @@ impl Store for Broken {
 
     fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
         self.inner.drop_scope_keys(scope, reason)
+    }
+
+    fn beat(&self, beat: Beat) -> StoreFuture<'_, Pulse> {
+        self.inner.beat(beat)
+    }
+
+    fn acknowledge_regression<'a>(
+        &'a self,
+        reason: &'a str,
+    ) -> StoreFuture<'a, Option<Regression>> {
+        self.inner.acknowledge_regression(reason)
     }
 }

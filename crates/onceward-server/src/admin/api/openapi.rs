@@ -4,10 +4,11 @@ use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::{
-    Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint, ErasureRequest,
-    ErasureView, FILTER, JSON, KeyDetail, KeyPage, MessageChanged, MessageDetail, MessagePage,
-    MessageRequest, Operation, PREFIX, PlanRequest, PlanView, RedriveRequest, ReleaseRequest,
-    ResolveRequest, ShadowView, StatsView, TrafficView, VoidRequest,
+    AcknowledgeRequest, Applied, ApplyRequest, AuditPageView, Changed, ENDPOINTS, Endpoint,
+    ErasureRequest, ErasureView, FILTER, JSON, KeyDetail, KeyPage, MessageChanged, MessageDetail,
+    MessagePage, MessageRequest, Operation, PREFIX, PlanRequest, PlanView, RedriveRequest,
+    RegressionView, ReleaseRequest, ResolveRequest, ShadowView, StatsView, TrafficView,
+    VoidRequest,
     problem::ProblemDocument,
     query::{Filter, MessageFilter},
     types::KeyRecord,
@@ -167,6 +168,8 @@ fn schemas() -> Map<String, Value> {
     add::<ShadowView>(&mut all);
     add::<ErasureRequest>(&mut all);
     add::<ErasureView>(&mut all);
+    add::<AcknowledgeRequest>(&mut all);
+    add::<RegressionView>(&mut all);
     add::<ProblemDocument>(&mut all);
     all
 }

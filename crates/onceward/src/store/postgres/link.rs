@@ -9,14 +9,17 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    PgOptions,
+    PgOptions, Witness, Witnesses,
     error::{STORE, no_answer},
     lane::Lane,
     look::{Look, Side},
     open::{self, Statements},
     turn::Turns,
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::{
+    record::Lease,
+    store::{Advance, StoreError, StoreErrorKind},
+};
 
 /// No call to the server takes longer: whoever waits for it has been told by then.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
@@ -33,6 +36,10 @@ pub(super) struct Link {
     /// Where single elements go that a batch cannot answer.
     side: Option<Lane<Side>>,
     connection: Option<PgConnection>,
+    /// Which connection of the store this is, of all that were made.
+    epoch: u64,
+    witnesses: Witnesses,
+    place: usize,
     /// Who is at which record.
     turns: Turns,
     /// Whether most of what was reserved last was new.
@@ -67,8 +74,15 @@ pub(super) enum Lost {
 }
 
 impl Link {
-    pub(super) fn new(options: Arc<PgOptions>, statements: Arc<Statements>) -> Self {
+    pub(super) fn new(
+        options: Arc<PgOptions>,
+        statements: Arc<Statements>,
+        witnesses: Witnesses,
+    ) -> Self {
         Link {
+            epoch: 0,
+            place: witnesses.place(),
+            witnesses,
             options,
             statements,
             side: None,
@@ -100,7 +114,39 @@ impl Link {
         }
     }
 
+    pub(super) fn witnesses(&self) -> &Witnesses {
+        &self.witnesses
+    }
+
+    /// The server has said that this was granted, or completed.
+    pub(super) fn acknowledged(&self, lease: &Lease, completed: bool) {
+        let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
+        self.witnesses.put(self.place, Witness { lease, completed, step: None });
+    }
+
+    /// The same of a step of a phased operation. One that was withdrawn leaves nothing to be found.
+    pub(super) fn acknowledged_step(&self, lease: &Lease, advance: &Advance) {
+        let step = match advance {
+            Advance::Save { name, .. } | Advance::Intend { name, .. } => Some(name.clone()),
+            Advance::Withdraw { name } => return self.witnesses.withdraw(lease, name),
+        };
+        let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
+        self.witnesses.put(self.place, Witness { lease, completed: false, step });
+    }
+
+    /// Connects anew if others did since this connection was made.
+    pub(super) async fn be_as_new_as_any(&mut self) -> Result<(), StoreError> {
+        let epoch = self.witnesses.epoch();
+        if self.connection.is_none() || self.epoch < epoch {
+            self.close().await;
+            self.connection = Some(self.connect().await?);
+            self.epoch = epoch;
+        }
+        Ok(())
+    }
+
     async fn connect(&self) -> Result<PgConnection, StoreError> {
+        self.witnesses.retire(self.place);
         open::connect(&self.options).await.map_err(|error| {
             let context = "the server cannot be reached";
             StoreError::new(StoreErrorKind::Unavailable, STORE, context)
@@ -139,7 +185,11 @@ impl Caller for Link {
     async fn fetch(&mut self, call: Call<'_>) -> Result<Vec<PgRow>, Lost> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.connect().await.map_err(Lost::NotSent)?,
+            None => {
+                let connection = self.connect().await.map_err(Lost::NotSent)?;
+                self.epoch = self.witnesses.next_epoch();
+                connection
+            }
         };
         match timeout(CALL_TIME_MAX, call.fetch_all(&mut connection)).await {
             Ok(Ok(rows)) => {

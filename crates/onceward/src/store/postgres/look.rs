@@ -104,6 +104,9 @@ impl Look {
                 let reserved = try_to_reserve(link, &ask, seen).await;
                 let locked = Locked::of(&reserved);
                 let reserved = or_occupied(reserved, &ask);
+                if let Ok(Reservation::Granted { lease, .. }) = &reserved {
+                    link.acknowledged(lease, false);
+                }
                 // The caller may be gone. What was done is done all the same.
                 let _ = sender.send(reserved.map_err(|failed| failed.after(may_have_happened)));
                 locked
@@ -111,6 +114,15 @@ impl Look {
             Look::Write { lease, write, may_have_happened, sender } => {
                 let written = self::write(link, &lease, &write).await;
                 let locked = Locked::of(&written);
+                // The handler may have completed it in a transaction of its own.
+                let completed = match &written {
+                    Ok(Written::Applied) => matches!(write, Write::Complete(_)),
+                    Ok(Written::AlreadyMine(reply)) => reply.is_some(),
+                    _ => false,
+                };
+                if completed {
+                    link.acknowledged(&lease, true);
+                }
                 let _ = sender.send(written.map_err(|failed| failed.after(may_have_happened)));
                 locked
             }

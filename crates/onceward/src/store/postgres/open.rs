@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::{PgOptions, link::CONNECT_TIME_MAX};
 
 /// Migrations in order. The schema's table `migrations` says how many of them it has.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     concat!(
         include_str!("../../../migrations/postgres/0001_records.sql"),
         include_str!("../../../migrations/postgres/0002_functions.sql"),
@@ -19,6 +19,7 @@ const MIGRATIONS: [&str; 2] = [
         include_str!("../../../migrations/postgres/0005_listing.sql"),
     ),
     include_str!("../../../migrations/postgres/0006_scope_keys.sql"),
+    include_str!("../../../migrations/postgres/0007_canary.sql"),
 ];
 
 /// Messages without their payloads.
@@ -128,6 +129,8 @@ pub(super) struct Statements {
     pub(super) accept_identity: Arc<str>,
     pub(super) scope_keys: Arc<str>,
     pub(super) drop_scope_keys: Arc<str>,
+    pub(super) beat: Arc<str>,
+    pub(super) acknowledge_regression: Arc<str>,
 }
 
 impl Statements {
@@ -255,6 +258,10 @@ impl Statements {
                 "SELECT key_id, wrapped_by, wrapped FROM onceward.keys_of($1, $2, $3, $4)",
             ),
             drop_scope_keys: named("SELECT onceward.drop_keys_of($1, $2, $3)"),
+            beat: named(
+                "SELECT * FROM onceward.beat($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+            ),
+            acknowledge_regression: named("SELECT * FROM onceward.acknowledge_regression($1, $2)"),
         }
     }
 }

@@ -133,6 +133,13 @@ impl Reserve {
             }
         }
         let mut rest = Vec::new();
+        let last = answers.iter().rev().find_map(|answer| match answer {
+            Some(Answer::Now(Reservation::Granted { lease, .. })) => Some(lease),
+            _ => None,
+        });
+        if let Some(lease) = last {
+            link.acknowledged(lease, false);
+        }
         for (element, answer) in batch.into_iter().zip(answers) {
             match answer {
                 Some(Answer::Now(reservation)) => {

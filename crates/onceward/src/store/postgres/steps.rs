@@ -27,7 +27,12 @@ pub(super) async fn advance(
     let rows =
         fetch(link, |link| bind_step(call(&link.statements().step), &lease, &advance)).await?;
     match read_verdict(&rows)? {
-        Verdict::Is(advanced) => Ok(advanced),
+        Verdict::Is(advanced) => {
+            if matches!(advanced, Advanced::Applied | Advanced::AlreadyMine) {
+                link.acknowledged_step(&lease, &advance);
+            }
+            Ok(advanced)
+        }
         Verdict::Superseded => {
             let (record, _) = look::load_one(link, &lease.id).await?;
             Ok(Advanced::Superseded(record))

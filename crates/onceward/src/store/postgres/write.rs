@@ -125,6 +125,12 @@ impl GuardedWrite {
         lost: bool,
         link: &Link,
     ) {
+        let is_witness = |element: &&Self| {
+            matches!(element.write, Write::Complete(_)) && applied.contains(&element.lease.attempt)
+        };
+        if let Some(GuardedWrite { lease, .. }) = batch.iter().rev().find(is_witness) {
+            link.acknowledged(lease, true);
+        }
         for element in batch {
             if applied.contains(&element.lease.attempt) {
                 // The caller may be gone. What was done is done all the same.
