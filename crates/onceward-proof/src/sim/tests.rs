@@ -103,6 +103,7 @@ fn copy(run: &Run) -> Run {
         history: run.history.clone(),
         choices: run.choices.clone(),
         faults: run.faults.clone(),
+        met: run.met.clone(),
         ..*run
     }
 }

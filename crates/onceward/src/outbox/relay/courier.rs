@@ -15,11 +15,14 @@ use crate::{
     observe,
     outbox::{Backoff, Claimed, Delivered, Delivery, OutboxStore, Settlement, Sink},
     record::AttemptId,
-    store::StoreError,
+    store::{StoreError, StoreErrorKind, StoreFuture},
 };
 
 /// How long a claim is repeated when the store does not answer.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for one answer of the store, which may never come: the call is then repeated, and
+/// told what the first one did.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before a store call is repeated.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A receiver that asks to be left alone for longer than this is asked again.
@@ -81,7 +84,7 @@ impl Courier {
         let claim = Claim::default();
         let lease = self.rules.lease();
         loop {
-            match self.store.claim(room, &[&self.name], lease, claim.attempt).await {
+            match answer(self.store.claim(room, &[&self.name], lease, claim.attempt)).await {
                 Ok(claimed) => return Some((claim, claimed)),
                 Err(error) if !self.repeat("claim", &error, claim.sent + CLAIM_PATIENCE).await => {
                     return None;
@@ -174,7 +177,7 @@ impl Courier {
         let id = claimed.message_id;
         let applied = loop {
             let settled = self.store.settle(id, claim.attempt, claimed.fence, settlement.clone());
-            match settled.await {
+            match answer(settled).await {
                 Ok(applied) => break applied,
                 Err(error) => {
                     if !self.repeat("settle", &error, claim.sent + self.rules.lease()).await {
@@ -225,6 +228,12 @@ impl Courier {
         sleep(PAUSE).await;
         true
     }
+}
+
+/// What the store answers, if it does so in time.
+async fn answer<T>(call: StoreFuture<'_, T>) -> Result<T, StoreError> {
+    let late = || StoreError::new(StoreErrorKind::Ambiguous, "any", "no answer in time");
+    timeout(ANSWER_PATIENCE, call).await.unwrap_or_else(|_| Err(late()))
 }
 
 fn dead(why: String) -> Settlement {
