@@ -9,7 +9,9 @@ use crate::history::{
 mod answers;
 mod calls;
 mod form;
+mod messages;
 mod records;
+mod work;
 
 /// A history in the making.
 struct Tale(Vec<Event>);

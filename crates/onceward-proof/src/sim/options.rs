@@ -105,8 +105,8 @@ impl Options {
             disturbances: choices.number(8),
             hasty: choices.number(6) == 5,
             sweep_every: *one_of(choices, &[SECOND * 30, SECOND * 5]),
-            reap_every: *one_of(choices, &[SECOND * 60, SECOND * 10]),
-            messages: choices.number(5) == 4,
+            reap_every: *one_of(choices, &[SECOND * 60, SECOND * 20]),
+            messages: choices.number(8) == 7,
         }
         .consistent()
     }
@@ -231,10 +231,10 @@ impl RouteOptions {
             lease: *one_of(choices, &[SECOND * 3, SECOND, SECOND * 10, SECOND * 30]),
             max_execution: *one_of(choices, &[SECOND * 10, SECOND * 2, SECOND * 40]),
             tombstone: *one_of(choices, &[DAY * 30, HOUR, Duration::ZERO]),
-            queued: *one_of(
-                choices,
-                &[None, None, None, None, Some(SECOND * 20), Some(SECOND * 120), Some(DAY)],
-            ),
+            queued: match choices.number(5) {
+                4 => Some(*one_of(choices, &[SECOND * 20, SECOND * 120, DAY])),
+                _ => None,
+            },
             last_step_repeats: choices.number(2) == 1,
         }
     }

@@ -32,7 +32,7 @@ use super::{
 use crate::history::Subject;
 
 /// How often a worker looks for operations that wait.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_secs(15);
 
 /// How many operations it is at, at most.
 const AT_ONCE: u32 = 4;
@@ -79,7 +79,7 @@ fn relay(world: &Arc<World>, number: u32, node: &Node, outbox: Arc<dyn OutboxSto
         .delivery_timeout(SECOND * 2)
         .backoff(Backoff { first: SECOND, max: SECOND * 8 })
         .concurrency(2)
-        .poll(SECOND * 5);
+        .poll(SECOND * 10);
     SINKS.into_iter().fold(relay, |relay, (name, knows_keys)| {
         let (world, gate) = (Arc::clone(world), Arc::clone(&node.gate));
         relay.sink(name, NodeSink { world, node: number, gate, knows_keys })

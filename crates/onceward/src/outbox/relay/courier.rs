@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::FutureExt as _;
 use rand::{Rng as _, rngs::StdRng};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
 use crate::{
@@ -20,9 +20,6 @@ use crate::{
 
 /// How long a claim is repeated when the store does not answer.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait for one answer of the store, which may never come: the call is then repeated, and
-/// told what the first one did.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before a store call is repeated.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A receiver that asks to be left alone for longer than this is asked again.
@@ -84,7 +81,10 @@ impl Courier {
         let claim = Claim::default();
         let lease = self.rules.lease();
         loop {
-            match answer(self.store.claim(room, &[&self.name], lease, claim.attempt)).await {
+            // What it claims is anybody's once its lease is over.
+            let sinks = [&*self.name];
+            let claimed = self.store.claim(room, &sinks, lease, claim.attempt);
+            match answer(claimed, claim.sent + lease).await {
                 Ok(claimed) => return Some((claim, claimed)),
                 Err(error) if !self.repeat("claim", &error, claim.sent + CLAIM_PATIENCE).await => {
                     return None;
@@ -177,7 +177,7 @@ impl Courier {
         let id = claimed.message_id;
         let applied = loop {
             let settled = self.store.settle(id, claim.attempt, claimed.fence, settlement.clone());
-            match answer(settled).await {
+            match answer(settled, claim.sent + self.rules.lease()).await {
                 Ok(applied) => break applied,
                 Err(error) => {
                     if !self.repeat("settle", &error, claim.sent + self.rules.lease()).await {
@@ -230,10 +230,10 @@ impl Courier {
     }
 }
 
-/// What the store answers, if it does so in time.
-async fn answer<T>(call: StoreFuture<'_, T>) -> Result<T, StoreError> {
+/// What the store answers, if it does so in time. A store may be silent for ever.
+async fn answer<T>(call: StoreFuture<'_, T>, until: Instant) -> Result<T, StoreError> {
     let late = || StoreError::new(StoreErrorKind::Ambiguous, "any", "no answer in time");
-    timeout(ANSWER_PATIENCE, call).await.unwrap_or_else(|_| Err(late()))
+    timeout_at(until, call).await.unwrap_or_else(|_| Err(late()))
 }
 
 fn dead(why: String) -> Settlement {
