@@ -15,6 +15,10 @@
 //! | I7 closed | no call without a grant, no effect without a call |
 //! | I8 live | after the faults everything comes to its end; who is to come back is told when |
 //! | I9 mismatch | another request under the same key neither runs nor gets its reply |
+//! | I10 outbox | each message is received once, in the order of its aggregate, under one key |
+//! | I11 ttl | what is kept is kept for its time, and then used again as what it is: a new use |
+//! | STEP | a step of an operation that is saved is not made again, and has one key |
+//! | AUDIT | what happens to a record is noted once |
 //! | R5 | an attempt calls only while its lease lasts |
 //! | R7 | no reply before the record is completed |
 //! | LIN | what clients saw of a key could have come from one record, step by step |
@@ -30,6 +34,9 @@ mod answer; // I2, I5, I8, I9, R7: a client is answered
 mod record; // I3, I4, I6, I9: a record moves
 mod once; // I1: effects are counted
 mod live; // I8: nothing is left over
+mod step; // STEP: an operation in steps
+mod note; // AUDIT: what is remembered
+mod outbox; // I10: messages and their receivers
 mod linear; // LIN: one record explains all answers
 
 #[cfg(test)]
@@ -40,8 +47,8 @@ use known::Known;
 /// Something that must not be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What is violated: `I1` to `I9`, `R5`, `R7`, `LIN`, or `FORM` for a history that makes no
-    /// sense.
+    /// What is violated: `I1` to `I11`, `R5`, `R7`, `STEP`, `AUDIT`, `LIN`, or `FORM` for a history that
+    /// makes no sense.
     pub invariant: &'static str,
     /// Whose record it is about.
     pub subject: Option<Subject>,
@@ -96,6 +103,15 @@ impl Judge {
             What::Moved { subject, from, to, cause } => {
                 record::check(&self.known, subject, from.as_ref(), to.as_ref(), cause)
             }
+            What::Step { call, name, key } => step::check(&self.known, *call, name, key),
+            What::Noted { subject, note, attempt, fence } => {
+                note::check(&self.known, subject, note, attempt, *fence)
+            }
+            What::Delivers { .. } | What::Received { .. } | What::Settled { .. } => {
+                self.known.outbox.check(&event.what)
+            }
+            What::Rested { within } => live::check_rested(&self.known, event.at, *within),
+            What::Relayed => self.known.outbox.check_rested(),
             _ => Ok(()),
         };
         self.known.learn(event);
@@ -121,7 +137,9 @@ impl Judge {
 
     fn end<'a>(&'a self, history: &'a [Event]) -> impl Iterator<Item = Violation> + 'a {
         let lost = |subject: &Subject| self.known.story_of(subject).is_some_and(|story| story.lost);
-        live::check(&self.known).chain(linear::check(history, lost))
+        live::check(&self.known)
+            .chain(self.known.end_of_outbox())
+            .chain(linear::check(history, lost))
     }
 }
 

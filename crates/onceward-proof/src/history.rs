@@ -18,6 +18,9 @@ pub type RequestNo = u64;
 /// The number of a call that upstream got, or of a handler that ran.
 pub type CallNo = u64;
 
+/// The number of a message of an outbox.
+pub type MessageNo = u64;
+
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Event {
@@ -112,6 +115,58 @@ pub enum What {
         /// Why.
         cause: Cause,
     },
+    /// The call was one step of an operation; told right after it.
+    Step {
+        /// Which call.
+        call: CallNo,
+        /// The name of the step.
+        name: String,
+        /// The key that went with it.
+        key: String,
+    },
+    /// The store remembered something about a record; known in simulated worlds only.
+    Noted {
+        /// Which record.
+        #[serde(flatten)]
+        subject: Subject,
+        /// Which event.
+        note: String,
+        /// The attempt it is about.
+        attempt: String,
+        /// The fence of that attempt.
+        fence: i64,
+    },
+    /// A message was committed with the reply of an operation.
+    Staged {
+        /// Which message. Numbers grow in the order of staging.
+        message: MessageNo,
+        /// By which operation.
+        #[serde(flatten)]
+        subject: Subject,
+        /// What it is about: messages of one aggregate are delivered in order.
+        aggregate: String,
+        /// How often a delivery of it may be begun before somebody must look at it.
+        tries_max: u32,
+    },
+    /// A relay begins to deliver a message.
+    Delivers {
+        /// Which.
+        message: MessageNo,
+        /// The key that goes with it.
+        key: String,
+    },
+    /// The receiver acted on a message. One that knows keys does so once for each.
+    Received {
+        /// Which.
+        message: MessageNo,
+    },
+    /// The outbox moved a message on.
+    Settled {
+        /// Which.
+        message: MessageNo,
+        /// Where to.
+        end: Settled,
+    },
     /// Something was broken on purpose.
     Fault {
         /// Which kind, a stable word.
@@ -121,8 +176,31 @@ pub enum What {
     },
     /// From here on nothing is broken any more, and everything must come to its end.
     Calm,
+    /// By now nobody can be at work any more who began so many microseconds ago.
+    Rested {
+        /// How long ago.
+        within: u64,
+    },
+    /// By now every message is delivered, but for dead letters and what they hold.
+    Relayed,
     /// The world is over: whatever was to end has ended.
     End,
+}
+
+/// How the outbox moved a message on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Settled {
+    /// It is delivered.
+    Done,
+    /// It is to be delivered again.
+    Retry,
+    /// A dead letter.
+    Dead,
+    /// Somebody made a dead letter ready again.
+    Redriven,
+    /// Somebody deleted a dead letter.
+    Discarded,
 }
 
 /// What the judge must know about a route.
@@ -139,6 +217,9 @@ pub struct Rules {
     pub expired_runs_again: bool,
     /// Response headers of upstream that are kept with a reply and must come back with every replay.
     pub kept_headers: Vec<String>,
+    /// Whether work goes on though no client comes: it was accepted for later, or is made in steps.
+    #[serde(default)]
+    pub goes_on: bool,
 }
 
 /// The attempt that made a call.
@@ -232,6 +313,31 @@ pub struct Stand {
     pub effects: String,
     /// A digest of the stored reply: status, headers and body.
     pub reply: Option<String>,
+    /// What is still to come.
+    #[serde(default)]
+    pub open: Open,
+}
+
+/// What is still to come of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Open {
+    /// Until when it may wait to be begun, if it was accepted for later.
+    pub queued_until: Option<i64>,
+    /// The last step that was saved.
+    pub recovery_point: Option<String>,
+    /// The step that may have acted and has no result.
+    pub effect: Option<String>,
+    /// That step must not be made again.
+    pub must_not_go_on: bool,
+    /// From when on somebody should find out what became of it.
+    pub reconcile_after: Option<i64>,
+}
+
+impl Open {
+    /// Whether steps were made, or may have been.
+    pub fn has_progress(&self) -> bool {
+        self.recovery_point.is_some() || self.effect.is_some()
+    }
 }
 
 /// Why a record changed.
@@ -247,12 +353,21 @@ pub enum Cause {
     },
     /// A write of this attempt.
     Write {
-        /// `renew`, `complete`, `release` or `mark_unknown`.
+        /// `renew`, `complete`, `release`, `mark_unknown`, or of a step `intend`, `save`, `withdraw`.
         write: String,
         /// A name for the attempt's id.
         attempt: String,
         /// The fence it holds.
         fence: i64,
+    },
+    /// A claim of this attempt, by a worker that had looked at this fence, at this time of the store.
+    Claim {
+        /// A name for the attempt's id.
+        attempt: String,
+        /// The fence of the record that was looked at.
+        fence: i64,
+        /// The store's clock, in microseconds.
+        now: i64,
     },
     /// The sweeper, at this time of the store.
     Sweep {
@@ -266,7 +381,7 @@ pub enum Cause {
     },
     /// A reconciler or an operator.
     Resolve {
-        /// `complete`, `release` or `void`.
+        /// `complete`, `release`, `void` or `give_up`.
         resolution: String,
         /// What a release rests on: `authoritative`, or `two_probes`.
         proof: Option<String>,

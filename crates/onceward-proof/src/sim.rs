@@ -28,8 +28,10 @@ mod node; // processes that die and stand still
 mod store; // the rules of the machine on a map
 mod network; // the way to it, which loses, delays and repeats
 mod upstream; // the work, and its ledger
+mod steps; // work in steps
+mod outbox; // messages, and who receives them
 mod client; // those who ask
-mod workers; // sweeper, reaper, reconciler
+mod workers; // sweeper, reaper, relay, resumer, reconciler
 mod nemesis; // what happens by itself
 mod cost; // what one fault may cost
 pub mod explore; // all small deviations, then seeds, on all cores
@@ -60,6 +62,8 @@ pub struct Run {
     pub choices: Vec<Made>,
     /// How often each fault happened.
     pub faults: BTreeMap<&'static str, u64>,
+    /// How often things met that seldom do.
+    pub met: BTreeMap<&'static str, u64>,
     /// How many keys the store's declared class excused.
     pub excused: usize,
     /// A digest of everything that happened: the same for the same choices.
@@ -120,6 +124,7 @@ pub fn run(options: Options, choices: Choices, bug: Option<Bug>) -> Run {
         history: remains.history,
         choices: remains.choices.made().to_vec(),
         faults: remains.faults,
+        met: remains.met,
         excused,
         trace: hash.finish(),
     }
@@ -137,6 +142,7 @@ async fn live(world: &Arc<World>) {
     lock(&world.records).is_down = false;
     // What is late is late by less than this.
     sleep(SECOND * 40).await;
+    rest(world).await;
     for (number, wish) in (0..).zip(wishes(world)) {
         come_to_an_end(world, &wish, number).await;
     }
@@ -146,7 +152,25 @@ async fn live(world: &Arc<World>) {
         }
     };
     let _ = timeout(SECOND * 300, at_rest).await;
+    world.end_of_messages().await;
     world.record(What::End);
+}
+
+/// Waits until nobody is at work, though no client comes: that takes a lease, the time of an attempt
+/// and a sweep at most.
+async fn rest(world: &World) {
+    let within = world.options.at_work_max();
+    let at_work = || {
+        let records = lock(&world.records);
+        records.records.values().any(|record| record.state == State::InProgress)
+    };
+    let mut waited = Duration::ZERO;
+    while at_work() && waited < within {
+        sleep(SECOND).await;
+        waited += SECOND;
+    }
+    let within = u64::try_from(within.as_micros()).unwrap_or(u64::MAX);
+    world.record(What::Rested { within });
 }
 
 fn is_at_work(world: &World) -> bool {

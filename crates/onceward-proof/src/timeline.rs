@@ -2,7 +2,9 @@
 
 use std::{collections::HashSet, fmt::Write as _};
 
-use crate::history::{Answer, CallNo, Cause, Event, Holder, RequestNo, Stand, Subject, What};
+use crate::history::{
+    Answer, CallNo, Cause, Event, Holder, MessageNo, RequestNo, Stand, Subject, What,
+};
 
 /// Shows what happened to a key: when, who, what. Faults are shown too, since they may have hit it.
 /// ASCII only.
@@ -70,10 +72,29 @@ impl Own<'_> {
                 let (from, to) = (stand(from.as_ref()), stand(to.as_ref()));
                 ("store".to_owned(), format!("{}: {from} -> {to}", by(cause)))
             }
+            What::Step { call, name, .. } if self.calls.contains(call) => {
+                (upstream(*call), format!("is the step {}", plain(name)))
+            }
+            What::Noted { subject, note, attempt, fence } if subject == self.subject => {
+                let what =
+                    format!("notes {} of {} with fence {fence}", plain(note), plain(attempt));
+                ("store".to_owned(), what)
+            }
+            What::Staged { message, subject, aggregate, .. } if subject == self.subject => {
+                (outbox(*message), format!("staged for {}", plain(aggregate)))
+            }
+            // Those of others too: they may be in the way.
+            What::Delivers { message, key } => {
+                (outbox(*message), format!("is delivered under {}", plain(key)))
+            }
+            What::Received { message } => (outbox(*message), "the receiver ACTS".to_owned()),
+            What::Settled { message, end } => (outbox(*message), format!("{end:?}").to_lowercase()),
             What::Fault { kind, detail } => {
                 ("fault".to_owned(), format!("{}: {}", plain(kind), plain(detail)))
             }
             What::Calm => ("world".to_owned(), "calm: nothing is broken any more".to_owned()),
+            What::Rested { .. } => ("world".to_owned(), "nobody is at work any more".to_owned()),
+            What::Relayed => ("world".to_owned(), "every message has its end".to_owned()),
             What::End => ("world".to_owned(), "end".to_owned()),
             _ => return None,
         };
@@ -87,6 +108,10 @@ fn client(request: RequestNo) -> String {
 
 fn upstream(call: CallNo) -> String {
     format!("call {call}")
+}
+
+fn outbox(message: MessageNo) -> String {
+    format!("message {message}")
 }
 
 fn received(answer: &Answer) -> String {
@@ -125,6 +150,7 @@ fn stand(stand: Option<&Stand>) -> String {
 fn by(cause: &Cause) -> String {
     match cause {
         Cause::Reserve { attempt, now } => format!("reserve of {} at {now}", plain(attempt)),
+        Cause::Claim { attempt, now, .. } => format!("claim of {} at {now}", plain(attempt)),
         Cause::Write { write, attempt, fence } => {
             format!("{} of {} with fence {fence}", plain(write), plain(attempt))
         }
@@ -162,7 +188,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::UpstreamAnswer;
+    use crate::history::{Open, UpstreamAnswer};
 
     fn subject(key: &str) -> Subject {
         Subject { tenant: "acme".into(), key: key.into() }
@@ -185,6 +211,7 @@ mod tests {
             purge_at: 2000,
             effects: "external".into(),
             reply: None,
+            open: Open::default(),
         }
     }
 

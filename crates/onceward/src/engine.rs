@@ -54,7 +54,7 @@ mod settle;
 mod single;
 mod status;
 mod superseded;
-#[cfg(feature = "worker")]
+#[cfg(any(feature = "worker", feature = "testing"))]
 mod tend;
 mod tenants;
 mod wait;

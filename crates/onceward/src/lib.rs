@@ -29,7 +29,7 @@ pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
 pub mod tower; // bodies in, a task of its own, bodies out
 pub mod outbox; // messages that commit with business rows, and the relay that delivers them
-#[cfg(feature = "worker")]
+#[cfg(any(feature = "worker", feature = "testing"))]
 pub mod worker; // what has to be done though no client comes
 pub mod observe; // metrics
 #[cfg(feature = "testing")]

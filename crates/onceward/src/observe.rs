@@ -176,15 +176,15 @@ pub fn refused(route: &str, status: StatusCode, outcome: &str) {
     info!(target: DECISION, parent: None, route, outcome, status, "decision");
 }
 
-#[cfg(feature = "worker")]
+#[cfg(any(feature = "worker", feature = "testing"))]
 pub use worker::WORKER_METRICS;
-#[cfg(feature = "worker")]
+#[cfg(any(feature = "worker", feature = "testing"))]
 pub(crate) use worker::{
     outbox_surveyed, purged, reaped, surveyed, swept, took, worker_failed, worker_ran,
     worker_started,
 };
 
-#[cfg(feature = "worker")]
+#[cfg(any(feature = "worker", feature = "testing"))]
 mod worker;
 
 /// Where decisions are logged.

@@ -178,8 +178,8 @@ impl Operation {
     /// outside any transaction with a key that is the same for every attempt, commits its result. If
     /// an earlier attempt has the result, it is returned without a call.
     ///
-    /// The call may fail with [`EffectError::NotExecuted`] if it is known not to have acted; any
-    /// other failure leaves the effect open, and the operation cannot be completed before it has a
+    /// The call may fail with [`EffectError::NotExecuted`] if it is known not to have acted, which says
+    /// nothing about an earlier one of which nobody knows; any other failure leaves the effect open, and the operation cannot be completed before it has a
     /// result. An idempotent effect may be tried again under the same name, by this attempt or by the
     /// next; one that is not makes the outcome of the operation unknown.
     ///
@@ -229,6 +229,8 @@ impl Operation {
                 edge!(Saved, name);
                 Ok(value)
             }
+            // This call did not act, but one before it may have, and its result is still to come.
+            Err(EffectError::NotExecuted(error)) if was_open => Err(StepError::Ambiguous(error)),
             Err(EffectError::NotExecuted(error)) => {
                 self.withdraw(&lease, name).await?;
                 Err(StepError::Failed(error))

@@ -37,7 +37,7 @@ mod work; // the worker that does so
 pub use body::{Body, Watch};
 pub use protect::{Collected, Consent, collect, early, run_detached, take_body};
 pub use resume::{KeptBody, Resumer};
-pub use work::work;
+pub use work::{Task, work, work_in};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

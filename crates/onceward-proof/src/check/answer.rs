@@ -18,7 +18,7 @@ pub(super) fn check(known: &Known, number: RequestNo, answer: &Answer) -> Verdic
     match answer.outcome() {
         Some("executed") => answered.check_reply(false),
         Some("replayed") => answered.check_reply(true),
-        Some("not_executed") => answered.check_passed_on(),
+        Some("not_executed" | "suspended") => answered.check_passed_on(),
         outcome => answered.check_refusal(outcome),
     }
 }
@@ -158,7 +158,7 @@ impl Answered<'_> {
         if call.held && call.place.generation != self.answer.generation() {
             let (said, is) = (self.answer.generation(), call.place.generation);
             let what = format!("says generation {said}, but call {number} was of {is}");
-            return self.wrong("I2", &what);
+            return self.wrong("I11", &what);
         }
         let before = self.story.use_of(call.place).and_then(|used| used.reply.as_ref());
         match before {

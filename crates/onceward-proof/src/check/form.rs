@@ -26,7 +26,23 @@ pub(super) fn check(known: &Known, event: &Event) -> Verdict {
         }
         What::Acted { call } => form_of_effect(known, *call),
         What::Replied { call, answer } => form_of_reply(known, *call, answer.as_ref()),
-        What::Moved { .. } | What::Fault { .. } | What::Calm | What::End => None,
+        What::Step { call, .. } => {
+            known.call(*call).is_none().then(|| format!("call {call} is a step, which nobody made"))
+        }
+        What::Staged { message, .. } => {
+            known.outbox.has(*message).then(|| format!("message {message} is staged twice"))
+        }
+        // An effect without a message is not bad form: it is I10.
+        What::Delivers { .. }
+        | What::Received { .. }
+        | What::Settled { .. }
+        | What::Noted { .. }
+        | What::Rested { .. }
+        | What::Relayed
+        | What::Moved { .. }
+        | What::Fault { .. }
+        | What::Calm
+        | What::End => None,
     };
     match wrong {
         None => Ok(()),

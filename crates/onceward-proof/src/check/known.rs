@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::outbox::Outbox;
+
 use crate::history::{
     Answer, CallNo, Cause, Event, Holder, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
 };
@@ -21,6 +23,7 @@ pub(super) struct Known {
     pub(super) moves: bool,
     pub(super) calm: bool,
     pub(super) ended: bool,
+    pub(super) outbox: Outbox,
 }
 
 #[derive(Debug)]
@@ -47,6 +50,10 @@ pub(super) struct Story {
     pub(super) uses: Vec<Use>,
     /// The store lost something of it, in a world where it may.
     pub(super) lost: bool,
+    /// Since when the attempt that has the record is at work, in microseconds.
+    pub(super) at_work_since: Option<u64>,
+    /// What was noted: event, attempt, fence.
+    pub(super) notes: Vec<(String, String, i64)>,
 }
 
 #[derive(Debug)]
@@ -72,10 +79,16 @@ pub(super) struct Use {
     voided: bool,
     /// A reconciler or an operator said how it ended: the reply may be from elsewhere.
     pub(super) resolved: bool,
+    /// Somebody said that it did not act, with proof.
+    pub(super) released: bool,
     /// What clients received.
     pub(super) reply: Option<Source>,
     /// The calls that acted.
     pub(super) acted: Vec<CallNo>,
+    /// The steps that are saved.
+    pub(super) saved: Vec<String>,
+    /// The steps that were called, with their keys.
+    pub(super) keys: Vec<(String, String)>,
 }
 
 /// Where a reply is from.
@@ -102,6 +115,8 @@ pub(super) struct Call {
     pub(super) held: bool,
     pub(super) acted: bool,
     pub(super) end: CallEnd,
+    /// Which step of its operation it is, if it is one.
+    pub(super) step: Option<String>,
 }
 
 #[derive(Debug)]
@@ -195,9 +210,18 @@ impl Known {
                 // Real worlds may tell of a loss, though not of what they do.
                 self.moves |= !matches!(cause, Cause::Lost);
                 let story = self.story_for(subject);
-                self.stories[story].learn_move(from.as_ref(), to.as_ref(), cause);
+                self.stories[story].learn_move(from.as_ref(), to.as_ref(), cause, event.at);
             }
-            What::Fault { .. } => {}
+            What::Step { call, name, key } => self.learn_step(*call, name, key),
+            What::Noted { subject, note, attempt, fence } => {
+                let story = self.story_for(subject);
+                self.stories[story].notes.push((note.clone(), attempt.clone(), *fence));
+            }
+            What::Staged { .. }
+            | What::Delivers { .. }
+            | What::Received { .. }
+            | What::Settled { .. } => self.outbox.learn(&event.what),
+            What::Fault { .. } | What::Rested { .. } | What::Relayed => {}
             What::Calm => self.calm = true,
             What::End => self.ended = true,
         }
@@ -217,6 +241,8 @@ impl Known {
             grants: Vec::new(),
             uses: Vec::new(),
             lost: false,
+            at_work_since: None,
+            notes: Vec::new(),
         });
         self.numbers.insert(subject.clone(), number);
         number
@@ -279,8 +305,18 @@ impl Known {
             held: holder.is_some(),
             acted: false,
             end: CallEnd::NotYet,
+            step: None,
         };
         self.calls.insert(number, call);
+    }
+
+    fn learn_step(&mut self, number: CallNo, name: &str, key: &str) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        call.step = Some(name.to_owned());
+        let used = self.stories[call.story].use_mut(call.place);
+        if !used.keys.iter().any(|(known, _)| known == name) {
+            used.keys.push((name.to_owned(), key.to_owned()));
+        }
     }
 
     fn learn_effect(&mut self, number: CallNo) {
@@ -347,15 +383,18 @@ impl Story {
                 completed: false,
                 voided: false,
                 resolved: false,
+                released: false,
                 reply: None,
                 acted: Vec::new(),
+                saved: Vec::new(),
+                keys: Vec::new(),
             });
             self.uses.len() - 1
         });
         &mut self.uses[found]
     }
 
-    fn learn_move(&mut self, from: Option<&Stand>, to: Option<&Stand>, cause: &Cause) {
+    fn learn_move(&mut self, from: Option<&Stand>, to: Option<&Stand>, cause: &Cause, at: u64) {
         let lost = matches!(cause, Cause::Lost);
         self.lost |= lost;
         match (from, to) {
@@ -374,18 +413,47 @@ impl Story {
         if let Some(to) = to {
             self.fence = self.fence.max(to.fence);
             let place = Place { era: self.era, generation: to.generation };
+            if matches!(cause, Cause::Resolve { proof: Some(_), .. }) {
+                self.use_mut(place).released = true;
+            }
             match &*to.state {
                 "completed" => {
                     let used = self.use_mut(place);
                     used.completed = true;
                     used.resolved |= matches!(cause, Cause::Resolve { .. });
                 }
-                "in_progress" => self.learn_grant(to, place),
+                "in_progress" => self.learn_work(from, to, cause, place),
                 "expired" => self.use_mut(place).voided |= is_void(cause),
                 _ => {}
             }
         }
+        let at_work = to.is_some_and(|to| to.state == "in_progress");
+        let again = from.zip(to).is_some_and(|(from, to)| {
+            from.state == to.state && from.attempt == to.attempt && from.fence == to.fence
+        });
+        self.at_work_since = match (at_work, again) {
+            (false, _) => None,
+            (true, true) => self.at_work_since.or(Some(at)),
+            (true, false) => Some(at),
+        };
         self.stand = Some(to.cloned());
+    }
+
+    /// A record is in progress: it was granted, or a step of it was saved.
+    fn learn_work(&mut self, from: Option<&Stand>, to: &Stand, cause: &Cause, place: Place) {
+        match cause {
+            Cause::Write { write, .. } if write == "save" => {
+                let before = from.and_then(|from| from.open.recovery_point.as_ref());
+                if let Some(saved) =
+                    to.open.recovery_point.as_ref().filter(|it| Some(*it) != before)
+                {
+                    self.use_mut(place).saved.push(saved.clone());
+                }
+            }
+            // Somebody found out that its last attempt did not act: that is nobody's grant.
+            Cause::Resolve { .. } => {}
+            _ => self.learn_grant(to, place),
+        }
     }
 
     fn learn_grant(&mut self, to: &Stand, place: Place) {

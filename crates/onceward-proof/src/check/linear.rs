@@ -6,6 +6,9 @@
 //! a history says about one key, and `search` tries all orders at once (Wing and Gong, with what
 //! Lowe added: event by event, with the set of all worlds that explain what was seen so far).
 //!
+//! Where workers go on without a client, what one is told of its own attempt says nothing of how the
+//! operation ends: such keys are left to the other checks.
+//!
 //! What may be freely chosen is chosen in favour of the accused:
 //!
 //! - a lease may run out at any time;
@@ -28,7 +31,7 @@ pub(super) fn check<'a>(
     exempt: impl Fn(&Subject) -> bool + 'a,
 ) -> impl Iterator<Item = Violation> + 'a {
     let views = view::views(history).into_iter().filter(move |view| !exempt(view.subject));
-    views.filter_map(|view| {
+    views.filter(|view| !view.goes_on).filter_map(|view| {
         let what = search::explain(&view).err()?.sentence(&view);
         Some(Violation::of("LIN", view.subject, what))
     })

@@ -1,6 +1,6 @@
 //! Nothing is left over, once nothing is broken any more.
 
-use super::{Violation, known::Known};
+use super::{Verdict, Violation, known::Known};
 
 pub(super) fn check(known: &Known) -> impl Iterator<Item = Violation> + '_ {
     let over = known.calm && known.ended;
@@ -17,4 +17,17 @@ pub(super) fn check(known: &Known) -> impl Iterator<Item = Violation> + '_ {
         })
     });
     waiting.chain(left).filter(move |_| over)
+}
+
+/// Nobody is at work who began long ago: an attempt ends, or its lease does and somebody sees to it,
+/// though no client comes.
+pub(super) fn check_rested(known: &Known, now: u64, within: u64) -> Verdict {
+    let left = known
+        .stories()
+        .find(|story| story.at_work_since.is_some_and(|since| since.saturating_add(within) <= now));
+    let Some(story) = left else { return Ok(()) };
+    let stand = story.stand.as_ref().and_then(Option::as_ref);
+    let by = stand.map_or("nobody", |stand| &*stand.attempt);
+    let what = format!("the record is left in_progress by {by}, and nobody sees to it");
+    Err(Violation::of("I8", &story.subject, what))
 }

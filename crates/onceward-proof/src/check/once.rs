@@ -29,14 +29,31 @@ fn twice(known: &Known, story: &Story, used: &Use) -> Option<Violation> {
     if story.lost || used.acted.len() < 2 {
         return None;
     }
-    let mut counted = used
-        .acted
-        .iter()
-        .filter(|number| known.call(**number).is_some_and(|call| counts(known, call)));
-    let (first, second) = (counted.next()?, counted.next()?);
+    let counted: Vec<_> = counted(known, used).collect();
+    // Of an operation in steps each acts once.
+    let pairs = counted.iter().enumerate().flat_map(|(place, first)| {
+        counted.iter().skip(place + 1).map(move |second| (first, second))
+    });
+    let ((first, _), (second, _)) =
+        pairs.into_iter().find(|(one, two)| one.1.step == two.1.step)?;
     let generation = used.place.generation;
     let what = format!("calls {first} and {second} both acted in generation {generation}");
     Some(Violation::of("I1", &story.subject, what))
+}
+
+/// The calls of a use whose effects are certain to be ones that must stay the only ones.
+fn counted<'a>(known: &'a Known, used: &'a Use) -> impl Iterator<Item = (CallNo, &'a Call)> {
+    let calls = used.acted.iter().filter_map(|number| Some((*number, known.call(*number)?)));
+    calls.filter(|(_, call)| counts(known, call))
+}
+
+/// I1: what has acted is not said to have done nothing.
+pub(super) fn given_back(known: &Known, story: &Story, used: &Use) -> Option<CallNo> {
+    // Of an open step nobody can say more than that it did not act, also where it may be repeated.
+    if story.lost || used.released {
+        return None;
+    }
+    counted(known, used).next().map(|(number, _)| number)
 }
 
 /// Whether the effect of this call is certain to be one that must stay the only one.

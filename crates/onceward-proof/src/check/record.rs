@@ -3,64 +3,97 @@
 use super::{
     Verdict, Violation,
     known::{Known, Story, Use, is_new_use},
+    once::given_back,
 };
 use crate::history::{Cause, Stand, Subject};
 
 /// What else must hold for an arrow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
-    Always,
-    /// The attempt that reserves has the record already.
+    /// The attempt that asks has the record already.
     Mine,
-    /// The lease is over, by the clock of the store.
+    /// The lease is over, by the clock of the store; of pending work, it is due.
     LeaseOver,
-    /// The lease is over, and what ran under it cannot have acted.
-    LeaseOverInVain,
+    /// What ran under the lease cannot have acted.
+    InVain,
+    /// It is made in steps, and the next may be made.
+    GoesOn,
+    /// A step may have acted that must not be made again.
+    Stuck,
+    /// No step was made.
+    NoSteps,
+    /// It was accepted for later.
+    Queued,
+    /// It was not.
+    NotQueued,
+    /// The time is over for which it may wait.
+    QueueOver,
     /// The retention is over, by the clock of the store.
     RetentionOver,
     /// The time of the tombstone is over too.
     TombstoneOver,
     /// Somebody has proof.
     Proof,
-    /// Somebody has proof, and the lease is over.
-    ProofAndLeaseOver,
 }
 
+use When::{
+    GoesOn, InVain, LeaseOver, Mine, NoSteps, NotQueued, Proof, QueueOver, Queued, RetentionOver,
+    Stuck, TombstoneOver,
+};
+
 /// Every way in which a record may change: from, to, by what, when.
-const ARROWS: [(&str, &str, &str, When); 31] = [
-    ("absent", "in_progress", "reserve", When::Always),
-    ("absent", "pending", "reserve", When::Always),
-    ("pending", "in_progress", "reserve", When::Always),
-    ("failed_retryable", "in_progress", "reserve", When::Always),
-    ("failed_retryable", "pending", "reserve", When::Always),
-    ("in_progress", "in_progress", "reserve", When::Mine),
-    ("in_progress", "in_progress", "reserve", When::LeaseOverInVain),
-    ("in_progress", "pending", "reserve", When::LeaseOverInVain),
-    ("in_progress", "failed_retryable", "reserve", When::LeaseOverInVain),
-    ("in_progress", "unknown", "reserve", When::LeaseOver),
+const ARROWS: [(&str, &str, &str, &[When]); 48] = [
+    ("absent", "in_progress", "reserve", &[]),
+    ("absent", "pending", "reserve", &[]),
+    ("failed_retryable", "in_progress", "reserve", &[]),
+    ("failed_retryable", "pending", "reserve", &[]),
+    ("in_progress", "in_progress", "reserve", &[Mine]),
+    ("in_progress", "in_progress", "reserve", &[LeaseOver, InVain]),
+    ("in_progress", "in_progress", "reserve", &[LeaseOver, GoesOn]),
+    ("in_progress", "pending", "reserve", &[LeaseOver, InVain]),
+    ("in_progress", "failed_retryable", "reserve", &[LeaseOver, InVain, NotQueued]),
+    ("in_progress", "unknown", "reserve", &[LeaseOver]),
     // Past its retention a record may be taken before the reaper came.
-    ("completed", "in_progress", "reserve", When::RetentionOver),
-    ("completed", "pending", "reserve", When::RetentionOver),
-    ("expired", "in_progress", "reserve", When::Always),
-    ("expired", "pending", "reserve", When::Always),
-    ("in_progress", "in_progress", "renew", When::Always),
-    ("in_progress", "completed", "complete", When::Always),
-    ("unknown", "completed", "complete", When::Always),
-    ("in_progress", "failed_retryable", "release", When::Always),
-    ("in_progress", "unknown", "mark_unknown", When::Always),
-    ("in_progress", "unknown", "sweep", When::LeaseOver),
-    ("in_progress", "failed_retryable", "sweep", When::LeaseOverInVain),
-    ("completed", "expired", "reap", When::RetentionOver),
-    ("failed_retryable", "expired", "reap", When::RetentionOver),
-    ("completed", "absent", "reap", When::TombstoneOver),
-    ("failed_retryable", "absent", "reap", When::TombstoneOver),
-    ("expired", "absent", "reap", When::TombstoneOver),
-    ("unknown", "completed", "resolve complete", When::Always),
-    ("unknown", "failed_retryable", "resolve release", When::Proof),
+    ("completed", "in_progress", "reserve", &[RetentionOver]),
+    ("completed", "pending", "reserve", &[RetentionOver]),
+    ("expired", "in_progress", "reserve", &[]),
+    ("expired", "pending", "reserve", &[]),
+    ("pending", "in_progress", "claim", &[LeaseOver]),
+    ("in_progress", "in_progress", "claim", &[Mine]),
+    ("in_progress", "in_progress", "claim", &[LeaseOver, GoesOn]),
+    ("in_progress", "in_progress", "renew", &[]),
+    ("in_progress", "in_progress", "intend", &[]),
+    ("in_progress", "in_progress", "save", &[]),
+    ("in_progress", "in_progress", "withdraw", &[]),
+    ("in_progress", "completed", "complete", &[]),
+    ("unknown", "completed", "complete", &[]),
+    ("in_progress", "failed_retryable", "release", &[NotQueued, NoSteps]),
+    ("in_progress", "pending", "release", &[Queued, NoSteps]),
+    ("in_progress", "in_progress", "release", &[GoesOn]),
+    ("in_progress", "unknown", "release", &[Stuck]),
+    ("in_progress", "unknown", "mark_unknown", &[]),
+    ("in_progress", "unknown", "sweep", &[LeaseOver]),
+    ("in_progress", "failed_retryable", "sweep", &[LeaseOver, InVain, NotQueued]),
+    ("in_progress", "pending", "sweep", &[LeaseOver, InVain, Queued]),
+    ("completed", "expired", "reap", &[RetentionOver]),
+    ("failed_retryable", "expired", "reap", &[RetentionOver]),
+    ("completed", "absent", "reap", &[TombstoneOver]),
+    ("failed_retryable", "absent", "reap", &[TombstoneOver]),
+    ("expired", "absent", "reap", &[TombstoneOver]),
+    ("unknown", "completed", "resolve complete", &[]),
+    ("unknown", "failed_retryable", "resolve release", &[Proof, NotQueued, NoSteps]),
+    ("unknown", "pending", "resolve release", &[Proof, Queued, NoSteps]),
+    ("unknown", "in_progress", "resolve release", &[Proof, GoesOn]),
+    ("unknown", "in_progress", "resolve release", &[Proof, Stuck]),
     // Whoever resolves a record whose lease is over need not wait for the sweeper.
-    ("in_progress", "completed", "resolve complete", When::LeaseOver),
-    ("in_progress", "failed_retryable", "resolve release", When::ProofAndLeaseOver),
-    ("completed", "expired", "resolve void", When::Always),
+    ("in_progress", "completed", "resolve complete", &[LeaseOver]),
+    ("in_progress", "failed_retryable", "resolve release", &[Proof, LeaseOver, NotQueued, NoSteps]),
+    ("in_progress", "pending", "resolve release", &[Proof, LeaseOver, Queued, NoSteps]),
+    ("in_progress", "in_progress", "resolve release", &[Proof, LeaseOver, Stuck]),
+    // Nobody has begun, or whoever did has not acted.
+    ("pending", "completed", "resolve complete", &[]),
+    ("pending", "completed", "resolve give_up", &[QueueOver]),
+    ("completed", "expired", "resolve void", &[]),
 ];
 
 pub(super) fn check(
@@ -84,6 +117,8 @@ pub(super) fn check(
     moved.check_holder()?;
     moved.check_fence(story.map_or(i64::MIN, |story| story.fence))?;
     moved.check_arrow()?;
+    moved.check_given_back(known, story)?;
+    moved.check_ticket()?;
     moved.check_again(known, story)?;
     moved.check_tombstone()?;
     moved.check_identity()
@@ -115,6 +150,7 @@ impl Moved<'_> {
             Cause::Write { write, attempt, fence } => {
                 format!("{write} of {attempt} with fence {fence}")
             }
+            Cause::Claim { attempt, fence, .. } => format!("claim of {attempt} at fence {fence}"),
             Cause::Sweep { .. } => "sweep".to_owned(),
             Cause::Reap { .. } => "reap".to_owned(),
             Cause::Resolve { resolution, .. } => format!("resolve {resolution}"),
@@ -164,7 +200,13 @@ impl Moved<'_> {
             (Cause::Resolve { fence, .. }, Some(from)) if from.fence != *fence => {
                 self.wrong("I3", "was resolved by somebody who had looked at another attempt")
             }
-            (Cause::Reserve { attempt, .. }, _) => match self.to {
+            (Cause::Claim { fence, .. }, Some(from))
+                if from.fence != *fence && !self.holds(Mine) =>
+            {
+                self.wrong("I3", "was claimed by somebody who had looked at another attempt")
+            }
+            (Cause::Claim { .. }, None) => self.wrong("I3", "was made by a claim"),
+            (Cause::Reserve { attempt, .. } | Cause::Claim { attempt, .. }, _) => match self.to {
                 Some(to) if self.is_grant() && to.attempt != *attempt => {
                     self.wrong("I3", "was granted to another attempt than the one that asked")
                 }
@@ -189,10 +231,19 @@ impl Moved<'_> {
     /// Whether an attempt gets the record that did not have it.
     fn is_grant(&self) -> bool {
         let Some(to) = self.to else { return false };
+        if !matches!(self.cause, Cause::Reserve { .. } | Cause::Claim { .. }) {
+            return false;
+        }
         let again = self.from.is_some_and(|from| {
             from.state == to.state && from.attempt == to.attempt && !self.is_new_use()
         });
-        matches!(&*to.state, "in_progress" | "pending") && !again
+        // A lease that is found to be over may leave it pending, for nobody yet.
+        let kept = self.from.is_some_and(|from| from.attempt == to.attempt);
+        match &*to.state {
+            "in_progress" => !again,
+            "pending" => !kept,
+            _ => false,
+        }
     }
 
     fn is_new_use(&self) -> bool {
@@ -208,9 +259,11 @@ impl Moved<'_> {
         let word = match self.cause {
             Cause::Reserve { .. } => "reserve",
             Cause::Write { write, .. } => write,
+            Cause::Claim { .. } => "claim",
             Cause::Sweep { .. } => "sweep",
             Cause::Reap { .. } => "reap",
             Cause::Resolve { resolution, .. } => match &**resolution {
+                "give_up" => "resolve give_up",
                 "complete" => "resolve complete",
                 "release" => "resolve release",
                 "void" => "resolve void",
@@ -220,8 +273,11 @@ impl Moved<'_> {
         };
         let mut arrows =
             ARROWS.iter().filter(|arrow| (arrow.0, arrow.1, arrow.2) == (from, to, word));
-        if arrows.any(|(.., when)| self.holds(*when)) {
+        if arrows.any(|(.., when)| when.iter().all(|when| self.holds(*when))) {
             return Ok(());
+        }
+        if matches!(self.cause, Cause::Reap { .. }) {
+            return self.wrong("I11", "was reaped before its time");
         }
         if from == "completed" {
             return self.wrong("I6", "gave up its reply before its time");
@@ -230,29 +286,59 @@ impl Moved<'_> {
     }
 
     fn holds(&self, when: When) -> bool {
-        let Some(from) = self.from else { return when == When::Always };
+        let Some(from) = self.from else { return false };
         let now = match self.cause {
-            Cause::Reserve { now, .. } | Cause::Sweep { now } | Cause::Reap { now } => *now,
+            Cause::Reserve { now, .. }
+            | Cause::Claim { now, .. }
+            | Cause::Sweep { now }
+            | Cause::Reap { now } => *now,
             Cause::Resolve { now, .. } => *now,
             Cause::Write { .. } | Cause::Lost => i64::MIN,
         };
-        let lease_over = from.lease_until <= now;
-        let proof = matches!(self.cause, Cause::Resolve { proof: Some(_), .. });
+        let open = &from.open;
         match when {
-            When::Always => true,
-            When::Mine => self.to.is_some_and(|to| {
+            Mine => self.to.is_some_and(|to| {
                 to.attempt == from.attempt
                     && to.fence == from.fence
                     && to.generation == from.generation
             }),
-            When::LeaseOver => lease_over,
-            When::LeaseOverInVain => {
-                lease_over && !matches!(&*from.effects, "external" | "undeclared")
+            LeaseOver => from.lease_until <= now,
+            InVain => matches!(&*from.effects, "none" | "local") && !open.has_progress(),
+            GoesOn => (from.effects == "phased" || open.has_progress()) && !open.must_not_go_on,
+            Stuck => open.must_not_go_on,
+            NoSteps => !open.has_progress(),
+            Queued => open.queued_until.is_some(),
+            NotQueued => open.queued_until.is_none(),
+            QueueOver => open.queued_until.is_some_and(|until| until <= now),
+            RetentionOver => from.expires_at <= now,
+            TombstoneOver => from.purge_at <= now,
+            Proof => matches!(self.cause, Cause::Resolve { proof: Some(_), .. }),
+        }
+    }
+
+    /// I1: what has acted is not given back as if it had not.
+    fn check_given_back(&self, known: &Known, story: Option<&Story>) -> Verdict {
+        let (Some(from), Some(to), Some(story)) = (self.from, self.to, story) else {
+            return Ok(());
+        };
+        let began = matches!(&*from.state, "in_progress" | "unknown");
+        if !began || !matches!(&*to.state, "failed_retryable" | "pending") {
+            return Ok(());
+        }
+        let used = story.use_now(from.generation);
+        match used.and_then(|used| given_back(known, story, used)) {
+            Some(call) => self.wrong("I1", &format!("was given back, though call {call} acted")),
+            None => Ok(()),
+        }
+    }
+
+    /// I8: whatever is unknown is known as such to whoever finds out.
+    fn check_ticket(&self) -> Verdict {
+        match self.to {
+            Some(to) if to.state == "unknown" && to.open.reconcile_after.is_none() => {
+                self.wrong("I8", "became unknown, and nobody is told to find out")
             }
-            When::RetentionOver => from.expires_at <= now,
-            When::TombstoneOver => from.purge_at <= now,
-            When::Proof => proof,
-            When::ProofAndLeaseOver => proof && lease_over,
+            _ => Ok(()),
         }
     }
 
@@ -271,7 +357,7 @@ impl Moved<'_> {
         let (Some(from), Some(story)) = (self.from, story) else { return Ok(()) };
         let stays = known.rules_for(story).is_some_and(|rules| !rules.expired_runs_again);
         let stands = story.use_now(from.generation).is_some_and(Use::stands);
-        let again = self.is_new_use() && !self.holds(When::TombstoneOver);
+        let again = self.is_new_use() && !self.holds(TombstoneOver);
         match again && stays && stands && !story.lost {
             true => self.wrong("I6", "was used again, though its key stays taken"),
             false => Ok(()),
@@ -283,10 +369,10 @@ impl Moved<'_> {
         let (Some(from), Some(to)) = (self.from, self.to) else { return Ok(()) };
         if self.is_new_use() {
             let next = to.generation == from.generation.saturating_add(1);
-            let anew = to.generation == 1 && self.holds(When::TombstoneOver);
+            let anew = to.generation == 1 && self.holds(TombstoneOver);
             return match next || anew {
                 true => Ok(()),
-                false => self.wrong("I3", "was used again without the next generation"),
+                false => self.wrong("I11", "was used again without the next generation"),
             };
         }
         if to.generation != from.generation {

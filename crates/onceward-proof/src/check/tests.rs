@@ -2,13 +2,16 @@
 
 use super::{Judge, judge};
 use crate::history::{
-    Answer, CallNo, Cause, Event, Holder, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
+    Answer, CallNo, Cause, Event, Holder, Open, RequestNo, Rules, Stand, Subject, UpstreamAnswer,
+    What,
 };
 
 mod answers;
 mod calls;
 mod form;
+mod messages;
 mod records;
+mod work;
 
 /// A history in the making.
 struct Tale(Vec<Event>);
@@ -23,6 +26,7 @@ fn rules(route: &str) -> Rules {
         rerunnable: vec![429, 503],
         expired_runs_again: route != "look",
         kept_headers: vec!["etag".into(), "link".into()],
+        goes_on: false,
     }
 }
 
@@ -77,6 +81,7 @@ fn stand(state: &str, fence: i64) -> Stand {
         purge_at: 2000,
         effects: "external".into(),
         reply: None,
+        open: Open { reconcile_after: Some(0), ..Open::default() },
     }
 }
 

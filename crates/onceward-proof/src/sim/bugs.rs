@@ -6,9 +6,11 @@
 
 mod outside; // at upstream, at the client, at the reconciler
 mod store; // at the store and on the way to it
+mod work; // where workers come to it
 
 pub(super) use outside::{answer, believes_one_probe, detached, execution, sends_again};
-pub(super) use store::{reap, reserve, resolve, sweep, write};
+pub(super) use store::{reap, reserve, resolve, write};
+pub(super) use work::{advance, claim, claim_messages, key_of_step, steps, sweep};
 
 macro_rules! bugs {
     ($($(#[doc = $doc:literal])+ $bug:ident => $name:literal,)+) => {
@@ -133,4 +135,50 @@ bugs! {
     OneProbeBelieved => "one-probe-believed",
     /// A release is never delivered: what is known not to have acted stays in progress for ever.
     LeaseNeverEnds => "lease-never-ends",
+    // The sweeper and the reaper.
+    /// The sweeper lets run again what may have acted.
+    SweepMakesRetryable => "sweep-makes-retryable",
+    /// The sweeper notes what it looks at before it knows that it is the one to move it.
+    SweepNotesFirst => "sweep-notes-first",
+    /// The sweeper makes a record unknown and tells nobody to find out.
+    SweepWithoutTicket => "sweep-without-ticket",
+    /// The sweeper never comes: what no client asks for stays in progress.
+    SweeperSleeps => "sweeper-sleeps",
+    /// The reaper goes by the clock of the process that it runs in.
+    ReapByCallersClock => "reap-by-callers-clock",
+    /// The reaper removes what is unknown.
+    ReapsWhatIsUnknown => "reaps-what-is-unknown",
+    // Accepted work.
+    /// A worker claims whatever the record is by now.
+    ClaimWithoutFence => "claim-without-fence",
+    /// A worker claims what another one is at.
+    ClaimTakesOver => "claim-takes-over",
+    /// Accepted work that did not act is given back to a client who was promised that it would be done.
+    QueuedIsReleased => "queued-is-released",
+    /// Accepted work is given up before its time.
+    GivenUpTooEarly => "given-up-too-early",
+    /// Work is accepted, and what was asked is not kept.
+    AcceptedNotKept => "accepted-not-kept",
+    // Work in steps.
+    /// The result of a step is acknowledged and not saved.
+    StepNotSaved => "step-not-saved",
+    /// Whoever goes on does not know which steps were made.
+    StepsForgotten => "steps-forgotten",
+    /// An effect without a result is made again, also where it acts each time.
+    OpenEffectRepeated => "open-effect-repeated",
+    /// Every attempt makes a step under a key of its own.
+    KeyOfAttempt => "key-of-attempt",
+    // The outbox.
+    /// A message is marked as delivered before it is.
+    MarkedBeforeSent => "marked-before-sent",
+    /// Every delivery of a message has a key of its own.
+    KeyOfDelivery => "key-of-delivery",
+    /// Messages of one aggregate are delivered in any order.
+    OrderNotKept => "order-not-kept",
+    /// What stands behind a dead letter is delivered.
+    DeadLetterPassed => "dead-letter-passed",
+    /// A delivery that may have acted is repeated, also where the receiver knows no keys.
+    AmbiguousDeliveryRepeated => "ambiguous-delivery-repeated",
+    /// A message is tried again for ever.
+    NoDeadLetters => "no-dead-letters",
 }

@@ -154,6 +154,51 @@ impl ClientFault {
     ];
 }
 
+/// What a receiver of messages and the way to it can do. The first is: it acts, and says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SinkFault {
+    None,
+    /// The connection is refused: nothing was sent.
+    NotDelivered,
+    /// It asks to be left alone for a while.
+    Later,
+    /// It will never take this message.
+    Refuses,
+    /// Cut before the receiver had it.
+    LostBefore,
+    /// It acted, and its answer was cut off.
+    LostAfter,
+    /// It acted, and never answered.
+    SilentAfter,
+    /// Given up now, and it acts later.
+    ActsLate,
+    /// It acts, and the sink panics.
+    Panics,
+    /// The process dies before the message is sent.
+    CrashBefore,
+    /// The process dies when the receiver acted.
+    CrashAfter,
+    /// The process stands still before it sends, for longer than it holds the message.
+    PauseBefore,
+}
+
+impl SinkFault {
+    pub(super) const ALL: [(SinkFault, &'static str); 12] = [
+        (SinkFault::None, "none"),
+        (SinkFault::NotDelivered, "sink_not_delivered"),
+        (SinkFault::Later, "sink_later"),
+        (SinkFault::Refuses, "sink_refuses"),
+        (SinkFault::LostBefore, "sink_lost_before"),
+        (SinkFault::LostAfter, "sink_lost_after"),
+        (SinkFault::SilentAfter, "sink_silent_after"),
+        (SinkFault::ActsLate, "sink_acts_late"),
+        (SinkFault::Panics, "sink_panics"),
+        (SinkFault::CrashBefore, "crash_before_sink"),
+        (SinkFault::CrashAfter, "crash_after_sink"),
+        (SinkFault::PauseBefore, "pause_before_sink"),
+    ];
+}
+
 /// What happens to a world by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Disturbance {
@@ -208,7 +253,14 @@ pub fn kinds() -> Vec<&'static str> {
     let upstream = UpstreamFault::ALL.iter().map(|(_, name)| *name);
     let client = ClientFault::ALL.iter().map(|(_, name)| *name);
     let others = Disturbance::ALL.iter().map(|(_, name)| *name).chain([STORE_LOSES]);
-    store.chain(upstream).chain(client).chain(others).filter(|name| *name != "none").collect()
+    let sink = SinkFault::ALL.iter().map(|(_, name)| *name);
+    store
+        .chain(upstream)
+        .chain(client)
+        .chain(sink)
+        .chain(others)
+        .filter(|name| *name != "none")
+        .collect()
 }
 
 /// How long a message is on its way when nothing happens to it.

@@ -27,13 +27,12 @@ use super::{
     store::{copy, error},
     world::{World, lock},
 };
-use crate::history::Cause;
 
 /// The way of one node to the store.
 #[derive(Debug)]
 pub(super) struct NodeStore {
     pub(super) world: Arc<World>,
-    node: u32,
+    pub(super) node: u32,
     gate: Arc<Gate>,
     /// How wrong the node's own clock is, in microseconds.
     pub(super) skew: i64,
@@ -50,6 +49,34 @@ impl NodeStore {
         name: &'static str,
         step: impl Fn(&World) -> T + Send + Sync + 'static,
     ) -> Result<T, StoreError> {
+        // In the calm no caller vanishes, so that nothing has to go its way without one.
+        if self.world.is_calm() {
+            return self.look(name, step).await;
+        }
+        let fault = self.fault(name).await;
+        self.send(fault, step).await
+    }
+
+    /// Asks for something without changing it. If all is well nobody need care what becomes of a
+    /// question whose caller is gone.
+    async fn look<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        step: impl Fn(&World) -> T + Send + Sync + 'static,
+    ) -> Result<T, StoreError> {
+        match self.fault(name).await {
+            StoreFault::None => {
+                sleep(ON_ITS_WAY * 2).await;
+                self.world.arrive(&step)
+            }
+            fault => self.send(fault, step).await,
+        }
+    }
+
+    /// What happens to a call.
+    async fn fault(&self, name: &'static str) -> StoreFault {
+        // Some tasks of the library are spawned by itself, and stand still only here.
+        self.gate.alive().await;
         let world = &self.world;
         // Resolutions are few, and only those that are late meet another attempt.
         let often = if name == "resolve" { 4 } else { 1 };
@@ -57,6 +84,15 @@ impl NodeStore {
         if fault != StoreFault::None {
             world.fault(kind, format!("node {} at {name}", self.node));
         }
+        fault
+    }
+
+    async fn send<T: Send + 'static>(
+        &self,
+        fault: StoreFault,
+        step: impl Fn(&World) -> T + Send + Sync + 'static,
+    ) -> Result<T, StoreError> {
+        let world = &self.world;
         let mut way = Way { there: Some(ON_ITS_WAY), back: Some(ON_ITS_WAY), again: None };
         let mut error_now = false;
         match fault {
@@ -147,15 +183,12 @@ impl Store for NodeStore {
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
         Box::pin(async move {
-            let cause = Cause::Reserve {
-                attempt: self.world.attempt_name(claim.attempt),
-                now: self.world.store_now().as_micros(),
-            };
-            self.call("claim", move |world| {
-                let cause = cause.clone();
-                world.step(&claim.id, cause, |found, now| machine::claim(found, &claim, now))
-            })
-            .await
+            let (sent, lease) = (Instant::now(), claim.lease);
+            let answer = self.call("claim", move |world| bugs::claim(world, &claim)).await;
+            if let Ok(Reservation::Granted { lease: granted, .. }) = &answer {
+                self.world.told(granted.attempt, sent + lease);
+            }
+            answer
         })
     }
 
@@ -178,17 +211,22 @@ impl Store for NodeStore {
         })
     }
 
-    // The worlds have no phased routes yet.
-    fn advance<'a>(&'a self, _: &'a Lease, _: Advance) -> StoreFuture<'a, Advanced> {
-        Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
+    fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
+        let lease = copy(lease);
+        Box::pin(self.call("advance", move |world| {
+            let answer = bugs::advance(world, &lease, &advance);
+            world.check_saved(&lease, &advance, &answer);
+            answer
+        }))
     }
 
-    fn steps<'a>(&'a self, _: &'a RecordId, _: u32) -> StoreFuture<'a, Vec<SavedStep>> {
-        Box::pin(async { Ok(Vec::new()) })
+    fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
+        let id = id.clone();
+        Box::pin(self.look("steps", move |world| bugs::steps(world, &id, generation)))
     }
 
-    fn resumable(&self, _: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        Box::pin(async { Ok(Vec::new()) })
+    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        Box::pin(self.look("resumable", move |world| world.resumable(limit)))
     }
 
     fn due_unknown(&self, _: u32) -> StoreFuture<'_, Vec<Record>> {
@@ -201,18 +239,18 @@ impl Store for NodeStore {
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
         let id = id.clone();
-        Box::pin(self.call("load", move |world| {
+        Box::pin(self.look("load", move |world| {
             let now = world.store_now();
             machine::load(lock(&world.records).records.get(&id), now)
         }))
     }
 
     fn audit<'a>(&'a self, _id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
-        Box::pin(self.call("audit", |_| Vec::new()))
+        Box::pin(self.look("audit", |_| Vec::new()))
     }
 
     fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
-        Box::pin(self.call("list_records", move |world| {
+        Box::pin(self.look("list_records", move |world| {
             let now = world.store_now();
             query.page(lock(&world.records).records.values(), now)
         }))
@@ -220,11 +258,11 @@ impl Store for NodeStore {
 
     // As `audit`: nobody in the worlds reads it.
     fn audit_log(&self, _: AuditQuery) -> StoreFuture<'_, AuditPage> {
-        Box::pin(self.call("audit_log", |_| AuditPage::default()))
+        Box::pin(self.look("audit_log", |_| AuditPage::default()))
     }
 
     fn stats(&self) -> StoreFuture<'_, Stats> {
-        Box::pin(self.call("stats", |world| {
+        Box::pin(self.look("stats", |world| {
             let now = world.store_now();
             Stats::count(lock(&world.records).records.values(), now)
         }))
@@ -234,17 +272,18 @@ impl Store for NodeStore {
         Box::pin(bugs::sweep(self, limit))
     }
 
-    fn reap(&self, _limit: u32) -> StoreFuture<'_, Reaped> {
-        Box::pin(self.call("reap", |world| world.reap()))
+    fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
+        let skew = self.skew;
+        Box::pin(self.call("reap", move |world| world.reap(limit, skew)))
     }
 
     // As `audit`: there is nothing to purge.
     fn purge_audit(&self, _: Duration, _: u32) -> StoreFuture<'_, u32> {
-        Box::pin(self.call("purge_audit", |_| 0))
+        Box::pin(self.look("purge_audit", |_| 0))
     }
 
     fn ping(&self) -> StoreFuture<'_, ()> {
-        Box::pin(self.call("ping", |_| ()))
+        Box::pin(self.look("ping", |_| ()))
     }
 
     fn check_identity<'a>(&'a self, _: &'a Identity) -> StoreFuture<'a, IdentityCheck> {

@@ -66,6 +66,17 @@ impl Gate {
         Guarded { gate: Arc::clone(self), task: Some(Box::pin(task)), seen: None }
     }
 
+    /// Comes back while the process runs, and never once it is dead.
+    pub(super) async fn alive(self: &Arc<Self>) {
+        if self.life() == Life::Running {
+            return;
+        }
+        self.guard(std::future::ready(())).await;
+        if self.life() == Life::Dead {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// A running task may be waiting for something else when its process is paused or killed, so
     /// that it asks to be woken by the next change, once.
     fn look(&self, waker: &Waker, seen: &mut Option<u64>) -> Life {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onceward::{
-    Effects, InFlight, Policy, Recipe, Routes,
+    Effects, InFlight, Policy, Queued, Recipe, Routes,
     policy::{Presence, ServerErrors},
 };
 
@@ -49,6 +49,10 @@ pub struct Options {
     pub hasty: bool,
     /// The pause between two sweeps.
     pub sweep_every: Duration,
+    /// The pause between two runs of the reaper.
+    pub reap_every: Duration,
+    /// Whether replies are committed with messages, which a relay on every node delivers.
+    pub messages: bool,
 }
 
 /// What a route is like.
@@ -68,6 +72,10 @@ pub struct RouteOptions {
     pub max_execution: Duration,
     /// How long a tombstone is kept.
     pub tombstone: Duration,
+    /// How long requests may wait, if they are accepted now and executed later.
+    pub queued: Option<Duration>,
+    /// Whether the last step of work in steps may be made again.
+    pub last_step_repeats: bool,
 }
 
 /// How long after a call upstream may act at the latest, where the store's clock may jump. Together
@@ -97,7 +105,10 @@ impl Options {
             disturbances: choices.number(8),
             hasty: choices.number(6) == 5,
             sweep_every: *one_of(choices, &[SECOND * 30, SECOND * 5]),
+            reap_every: *one_of(choices, &[SECOND * 60, SECOND * 20]),
+            messages: choices.number(8) == 7,
         }
+        .consistent()
     }
 
     /// The smallest world in which two can meet: two clients with one operation each, two nodes,
@@ -117,7 +128,26 @@ impl Options {
             disturbances: 0,
             hasty: false,
             sweep_every: SECOND * 30,
+            reap_every: SECOND * 60,
+            messages: false,
         }
+    }
+
+    /// A store that forgets its last commits forgets messages with them, which nobody could miss.
+    fn consistent(mut self) -> Self {
+        self.messages &= self.durable;
+        self
+    }
+
+    /// Whether some work goes on though no client comes.
+    pub(super) fn has_work(&self) -> bool {
+        self.routes.iter().any(RouteOptions::goes_on)
+    }
+
+    /// The longest that an attempt can be at work without anybody seeing to it, and some more.
+    pub(super) fn at_work_max(&self) -> Duration {
+        let longest = self.routes.iter().map(|route| route.lease + route.max_execution).max();
+        longest.unwrap_or_default() + self.sweep_every * 2 + self.store_deadline * 4 + SECOND * 20
     }
 
     /// What the judge must know.
@@ -167,23 +197,45 @@ impl RouteOptions {
             lease: SECOND * 3,
             max_execution: SECOND * 10,
             tombstone: DAY * 30,
+            queued: None,
+            last_step_repeats: false,
         }
+    }
+
+    /// Whether it goes on though no client comes.
+    pub(super) fn goes_on(&self) -> bool {
+        self.queued.is_some() || self.effects == Effects::Phased
     }
 
     fn drawn(choices: &mut Choices) -> Self {
         use ServerErrors::{ByEffects, Retry, Store, Unknown};
         let in_flight = [InFlight::Conflict, InFlight::Wait(SECOND * 3), InFlight::Accepted];
+        let effects = *one_of(
+            choices,
+            &[
+                Effects::Undeclared,
+                Effects::External,
+                Effects::External,
+                Effects::None,
+                Effects::Phased,
+            ],
+        );
+        let server_errors = *one_of(choices, &[ByEffects, ByEffects, Retry, Store, Unknown]);
+        // What a handler in steps answers when a step failed is no reply.
+        let in_steps = effects == Effects::Phased;
         RouteOptions {
-            effects: *one_of(
-                choices,
-                &[Effects::Undeclared, Effects::External, Effects::External, Effects::None],
-            ),
-            server_errors: *one_of(choices, &[ByEffects, ByEffects, Retry, Store, Unknown]),
+            effects,
+            server_errors: if in_steps { ByEffects } else { server_errors },
             in_flight: *one_of(choices, &in_flight),
             expired_runs_again: choices.number(2) == 1,
             lease: *one_of(choices, &[SECOND * 3, SECOND, SECOND * 10, SECOND * 30]),
             max_execution: *one_of(choices, &[SECOND * 10, SECOND * 2, SECOND * 40]),
             tombstone: *one_of(choices, &[DAY * 30, HOUR, Duration::ZERO]),
+            queued: match choices.number(5) {
+                4 => Some(*one_of(choices, &[SECOND * 20, SECOND * 120, DAY])),
+                _ => None,
+            },
+            last_step_repeats: choices.number(2) == 1,
         }
     }
 
@@ -208,6 +260,10 @@ impl RouteOptions {
             .and_then(|policy| policy.lease(self.lease))
             .and_then(|policy| policy.max_execution(self.max_execution))
             .and_then(|policy| policy.retention(RETENTION));
+        let policy = policy.and_then(|policy| match self.queued {
+            Some(within) => policy.queued(Queued::within(within)?),
+            None => Ok(policy),
+        });
         policy.unwrap_or_else(|bad| unreachable!("{bad}"))
     }
 
@@ -215,11 +271,16 @@ impl RouteOptions {
         let mut rerunnable = vec![401, 403, 408, 425, 429];
         let retried = match (self.server_errors, self.effects) {
             (ServerErrors::Retry, _) => true,
+            // It would be run again without anybody asking.
+            (ServerErrors::ByEffects, Effects::Undeclared) => self.queued.is_none(),
             (ServerErrors::ByEffects, effects) => effects != Effects::External,
             (ServerErrors::Store | ServerErrors::Unknown, _) => false,
         };
-        if retried {
-            rerunnable.extend([500, 503]);
+        match self.effects {
+            // What a 500 of a step means is up to its handler.
+            Effects::Phased => rerunnable.push(503),
+            _ if retried => rerunnable.extend([500, 503]),
+            _ => {}
         }
         Rules {
             route: path(number),
@@ -227,6 +288,7 @@ impl RouteOptions {
             rerunnable,
             expired_runs_again: self.expired_runs_again,
             kept_headers: vec!["content-type".into(), "etag".into(), "x-note".into()],
+            goes_on: self.goes_on(),
         }
     }
 }

@@ -1,14 +1,21 @@
 //! The store: the rules of the machine on a map.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use onceward::{
     clock::Timestamp,
     machine::{self, Change, Step},
-    record::{Fence, Lease, Record, RecordId, State},
+    record::{
+        AttemptId, AuditEvent, AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State,
+        StoredRequest,
+    },
     store::{
-        Ask, Proof, Reaped, Reservation, Resolution, Resolve, Resolved, StoreError, StoreErrorKind,
-        Swept, Write, Written,
+        Advance, Advanced, Ask, Claim, Proof, Reaped, Reservation, Resolution, Resolve, Resolved,
+        Resumable, StoreError, StoreErrorKind, Swept, Write, Written,
     },
 };
 use tokio::time::Instant;
@@ -27,11 +34,34 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Records {
     pub(super) records: BTreeMap<RecordId, Record>,
+    beside: BTreeMap<RecordId, Beside>,
     /// What was there before each commit, for a store that forgets its last ones.
-    pub(super) before: Vec<(Instant, RecordId, Option<Record>)>,
+    pub(super) before: Vec<Before>,
     pub(super) is_down: bool,
-    /// How wrong its clock is, in microseconds.
-    pub(super) clock_skew: i64,
+    /// What was noted about results that came too late, which is told once.
+    noted: BTreeSet<(RecordId, AttemptId, Fence)>,
+    /// The attempt of each record that the sweeper last moved on.
+    swept: BTreeMap<RecordId, Fence>,
+    /// When a sweep last moved something, and whose it was.
+    last_sweep: Option<(Instant, u32)>,
+    /// When each record was last reaped.
+    reaped: BTreeMap<RecordId, Instant>,
+}
+
+/// What is kept beside a record that is not terminal.
+#[derive(Clone, Debug, Default)]
+struct Beside {
+    request: Option<Arc<StoredRequest>>,
+    steps: Vec<SavedStep>,
+}
+
+/// What was there before a commit.
+#[derive(Debug)]
+pub(super) struct Before {
+    pub(super) at: Instant,
+    pub(super) id: RecordId,
+    pub(super) record: Option<Record>,
+    beside: Option<Beside>,
 }
 
 pub(super) fn error(kind: StoreErrorKind) -> StoreError {
@@ -56,13 +86,30 @@ impl World {
         let now = self.store_now();
         let before = lock(&self.records).records.get(id).cloned();
         let step = decide(before.as_ref(), now);
-        let after = match step.change {
-            Change::Keep => return step.answer,
-            Change::Put(record) => Some(*record),
-            Change::Remove => None,
-        };
-        self.put(id, before, after, cause);
+        match step.change {
+            Change::Keep => {}
+            Change::Put(record) => self.put(id, before, Some(*record), cause),
+            Change::Remove => self.put(id, before, None, cause),
+        }
+        if let Some(audit) = step.audit {
+            self.note(audit);
+        }
         step.answer
+    }
+
+    /// Remembers what happened to a record. A result that comes too late again and again is one thing.
+    pub(super) fn note(&self, audit: AuditRecord) {
+        let AuditRecord { id, event, attempt, fence, .. } = audit;
+        let late = event == AuditEvent::SupersededResult;
+        if late && !lock(&self.records).noted.insert((id.clone(), attempt, fence)) {
+            return;
+        }
+        self.record(What::Noted {
+            subject: self.subject(&id),
+            note: event.name().to_owned(),
+            attempt: self.attempt_name(attempt),
+            fence: fence.number(),
+        });
     }
 
     /// Replaces a record.
@@ -80,11 +127,16 @@ impl World {
         let to = after.as_ref().map(|record| self.stand(record));
         {
             let mut records = lock(&self.records);
+            let beside = records.beside.get(id).cloned();
+            if after.as_ref().is_none_or(|record| record.state.is_terminal()) {
+                records.beside.remove(id);
+            }
             match after {
                 Some(record) => drop(records.records.insert(id.clone(), record)),
                 None => drop(records.records.remove(id)),
             }
-            records.before.push((Instant::now(), id.clone(), before));
+            let (at, id) = (Instant::now(), id.clone());
+            records.before.push(Before { at, id, record: before, beside });
         }
         self.record(What::Moved { subject: self.subject(id), from, to, cause });
     }
@@ -98,15 +150,20 @@ impl World {
                 let mut records = lock(&self.records);
                 let is_recent = |at: Instant| since.is_none_or(|since| at >= since);
                 match records.before.last() {
-                    Some((at, _, _)) if is_recent(*at) => records.before.pop(),
+                    Some(last) if is_recent(last.at) => records.before.pop(),
                     _ => None,
                 }
             };
-            let Some((_, id, before)) = last else { return lost };
+            let Some(Before { id, record, beside, .. }) = last else { return lost };
             let now = lock(&self.records).records.get(&id).cloned();
-            self.put(&id, now, before, Cause::Lost);
+            self.put(&id, now, record, Cause::Lost);
+            let mut records = lock(&self.records);
+            match beside {
+                Some(beside) => drop(records.beside.insert(id, beside)),
+                None => drop(records.beside.remove(&id)),
+            }
             // Forgetting is not a commit of its own.
-            lock(&self.records).before.pop();
+            records.before.pop();
             lost += 1;
         }
     }
@@ -119,9 +176,154 @@ impl World {
         self.step(&ask.id, cause, |found, now| machine::reserve(found, ask, now))
     }
 
+    /// Keeps the request of an operation that a worker may have to go on with.
+    pub(super) fn keep_request(&self, ask: &Ask, answer: &Reservation) {
+        if let Some(request) = ask.request.as_ref().filter(|_| machine::keeps_request(answer)) {
+            let mut records = lock(&self.records);
+            let beside = records.beside.entry(ask.id.clone()).or_default();
+            beside.request.get_or_insert_with(|| Arc::clone(request));
+        }
+    }
+
+    /// Whether a reserve and the reaper have met: it was sent before the record was reaped, or finds
+    /// what the reaper has not come to yet.
+    pub(super) fn look_for_reaper(&self, ask: &Ask, sent: Instant) {
+        let (reaped, found) = {
+            let records = lock(&self.records);
+            let reaped = records.reaped.get(&ask.id).is_some_and(|at| *at >= sent);
+            (reaped, records.records.get(&ask.id).cloned())
+        };
+        let now = self.store_now();
+        if reaped {
+            self.met("reaper_then_reserve");
+        }
+        if found.is_some_and(|it| it.state == State::Completed && it.expires_at <= now) {
+            self.met("reserve_then_reaper");
+        }
+    }
+
+    pub(super) fn claim(&self, claim: &Claim) -> Reservation {
+        let cause = self.cause_of_claim(claim);
+        let found = lock(&self.records).records.get(&claim.id).map(|record| record.fence);
+        if claim.fence.is_some() && found != claim.fence {
+            self.met("two_workers");
+        }
+        self.step(&claim.id, cause, |found, now| machine::claim(found, claim, now))
+    }
+
+    pub(super) fn cause_of_claim(&self, claim: &Claim) -> Cause {
+        Cause::Claim {
+            attempt: self.attempt_name(claim.attempt),
+            fence: claim.fence.map_or(0, Fence::number),
+            now: self.store_now().as_micros(),
+        }
+    }
+
     pub(super) fn write(&self, lease: &Lease, write: Write) -> Written {
         let cause = self.cause_of_write(lease, &write);
-        self.step(&lease.id, cause, |found, now| machine::write(found, lease, write, now))
+        self.look_for_sweeper(lease, &write);
+        let completes = matches!(write, Write::Complete(_));
+        let answer =
+            self.step(&lease.id, cause, |found, now| machine::write(found, lease, write, now));
+        if completes && answer == Written::Applied {
+            self.stage(&lease.id);
+        }
+        answer
+    }
+
+    /// Whether an owner and the sweeper have met: the one comes when the other has just decided, or
+    /// when it could have.
+    fn look_for_sweeper(&self, lease: &Lease, write: &Write) {
+        let (swept, found) = {
+            let records = lock(&self.records);
+            (
+                records.swept.get(&lease.id) == Some(&lease.fence),
+                records.records.get(&lease.id).cloned(),
+            )
+        };
+        let now = self.store_now();
+        let mine = |it: &Record| it.fence == lease.fence && it.state == State::InProgress;
+        let first = found.is_some_and(|it| mine(&it) && it.lease_until <= now);
+        match write {
+            Write::Renew(_) if swept => self.met("sweeper_then_renewal"),
+            Write::Renew(_) if first => self.met("renewal_then_sweeper"),
+            Write::Complete(_) if swept => self.met("sweeper_then_completion"),
+            Write::Complete(_) if first => self.met("completion_then_sweeper"),
+            _ => {}
+        }
+    }
+
+    pub(super) fn advance(&self, lease: &Lease, advance: &Advance) -> Advanced {
+        let saved = |records: &Records| {
+            let beside = records.beside.get(&lease.id);
+            beside.is_some_and(|it| it.steps.iter().any(|step| *step.name == *advance.name()))
+        };
+        let is_saved = saved(&lock(&self.records));
+        let cause = Cause::Write {
+            write: match advance {
+                Advance::Save { .. } => "save".into(),
+                Advance::Intend { .. } => "intend".into(),
+                Advance::Withdraw { .. } => "withdraw".into(),
+            },
+            attempt: self.attempt_name(lease.attempt),
+            fence: lease.fence.number(),
+        };
+        let answer = self
+            .step(&lease.id, cause, |found, _| machine::advance(found, lease, advance, is_saved));
+        if let (Advanced::Applied, Advance::Save { name, result }) = (&answer, advance) {
+            let step = SavedStep { name: name.clone(), result: result.clone() };
+            lock(&self.records).beside.entry(lease.id.clone()).or_default().steps.push(step);
+        }
+        answer
+    }
+
+    /// I6: a step whose result the store says it saved is there.
+    pub(super) fn check_saved(&self, lease: &Lease, advance: &Advance, answer: &Advanced) {
+        let saves = matches!(advance, Advance::Save { .. });
+        if !saves || *answer != Advanced::Applied {
+            return;
+        }
+        let records = lock(&self.records);
+        let beside = records.beside.get(&lease.id);
+        let is_there =
+            beside.is_some_and(|it| it.steps.iter().any(|step| *step.name == *advance.name()));
+        drop(records);
+        if !is_there {
+            self.violate(Violation {
+                invariant: "I6",
+                subject: Some(self.subject(&lease.id)),
+                what: format!("the step {} was acknowledged, and is not saved", advance.name()),
+            });
+        }
+    }
+
+    pub(super) fn steps(&self, id: &RecordId, generation: u32) -> Vec<SavedStep> {
+        let steps = {
+            let records = lock(&self.records);
+            let is_current = records.records.get(id).is_some_and(|it| it.generation == generation);
+            let beside = records.beside.get(id).filter(|_| is_current);
+            beside.map(|beside| beside.steps.clone()).unwrap_or_default()
+        };
+        if !steps.is_empty() {
+            self.met("resumed_after_a_step");
+        }
+        steps
+    }
+
+    pub(super) fn resumable(&self, limit: u32) -> Vec<Resumable> {
+        let now = self.store_now();
+        let records = lock(&self.records);
+        let due = records.records.values().filter(|it| machine::is_resumable(it, now));
+        let mut due: Vec<_> = due
+            .map(|record| {
+                let kept = records.beside.get(&record.id);
+                let request = kept.and_then(|beside| beside.request.as_deref().cloned());
+                Resumable { record: Box::new(record.clone()), request }
+            })
+            .collect();
+        due.sort_by_key(|one| machine::line_of(&one.record));
+        due.truncate(limit as usize);
+        due
     }
 
     /// I6: what the store says it granted is there.
@@ -144,7 +346,12 @@ impl World {
         self.check_there(lease, &what, |record, now| match write {
             Write::Renew(by) => record.lease_until >= now.plus(*by),
             Write::Complete(reply) => record.reply.as_ref() == Some(reply) && kept(record, now),
-            Write::Release(_) => record.state == State::FailedRetryable && kept(record, now),
+            Write::Release(_) => match record.state {
+                State::Pending => record.is_queued(),
+                State::InProgress => !record.progress.is_none() && !record.lease_is_live(now),
+                State::Unknown => record.progress.must_not_go_on(),
+                state => state == State::FailedRetryable && kept(record, now),
+            },
             Write::MarkUnknown(_) => record.state == State::Unknown,
         });
     }
@@ -190,6 +397,17 @@ impl World {
             Resolution::DeadLetter => ("dead_letter", None),
             Resolution::Redrive => ("redrive", None),
         };
+        self.resolve_by(resolution, proof, resolve, looked_at)
+    }
+
+    /// The same, told in these words.
+    pub(super) fn resolve_by(
+        &self,
+        resolution: &str,
+        proof: Option<&str>,
+        resolve: Resolve,
+        looked_at: Fence,
+    ) -> Resolved {
         let cause = Cause::Resolve {
             resolution: resolution.into(),
             proof: proof.map(Into::into),
@@ -198,6 +416,27 @@ impl World {
         };
         let id = resolve.id.clone();
         self.step(&id, cause, |found, now| machine::resolve(found, resolve, now))
+    }
+
+    /// A sweep of this node, sent at this time.
+    pub(super) fn sweep_by(&self, node: u32, sent: Instant, limit: u32) -> Vec<Swept> {
+        let last = lock(&self.records).last_sweep;
+        if last.is_some_and(|(at, by)| by != node && at >= sent) {
+            self.met("two_sweepers");
+        }
+        let swept = self.sweep(limit);
+        let mut records = lock(&self.records);
+        if !swept.is_empty() {
+            records.last_sweep = Some((Instant::now(), node));
+        }
+        for one in &swept {
+            let Some(fence) = records.records.get(&one.id).map(|record| record.fence) else {
+                continue;
+            };
+            records.swept.insert(one.id.clone(), fence);
+        }
+        drop(records);
+        swept
     }
 
     pub(super) fn sweep(&self, limit: u32) -> Vec<Swept> {
@@ -212,13 +451,17 @@ impl World {
         swept.take(limit as usize).collect()
     }
 
-    pub(super) fn reap(&self) -> Reaped {
+    /// A reap, asked for by a process whose clock is wrong by `skew`.
+    pub(super) fn reap(&self, limit: u32, skew: i64) -> Reaped {
         let ids: Vec<RecordId> = lock(&self.records).records.keys().cloned().collect();
         let at = self.store_now();
         let mut reaped = Reaped::default();
         for id in ids {
+            if reaped.expired + reaped.purged >= limit {
+                break;
+            }
             let Some(record) = lock(&self.records).records.get(&id).cloned() else { continue };
-            let left = match bugs::reap(self, &record, at) {
+            let left = match bugs::reap(self, &record, at, skew) {
                 Change::Keep => continue,
                 Change::Put(left) => {
                     reaped.expired += 1;
@@ -229,6 +472,7 @@ impl World {
                     None
                 }
             };
+            lock(&self.records).reaped.insert(id.clone(), Instant::now());
             self.put(&id, Some(record), left, Cause::Reap { now: at.as_micros() });
         }
         reaped

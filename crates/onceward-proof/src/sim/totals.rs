@@ -24,6 +24,10 @@ pub struct Totals {
     pub faults: BTreeMap<&'static str, u64>,
     /// Transitions of records.
     pub arrows: BTreeMap<String, u64>,
+    /// Meetings, by name.
+    pub met: BTreeMap<&'static str, u64>,
+    /// Messages that were committed.
+    pub messages: u64,
     /// Keys of which a store lost something, as its declared class allows.
     pub excused: u64,
     /// Time that passed in the worlds.
@@ -31,7 +35,7 @@ pub struct Totals {
 }
 
 /// Every arrow that a full set of runs must have taken.
-pub const ARROWS: [&str; 20] = [
+pub const ARROWS: [&str; 36] = [
     "none -> in_progress by reserve",
     "in_progress -> in_progress by reserve",
     "in_progress -> in_progress by renew",
@@ -52,6 +56,41 @@ pub const ARROWS: [&str; 20] = [
     "completed -> none by reap",
     "expired -> in_progress by reserve",
     "expired -> none by reap",
+    "none -> pending by reserve",
+    "failed_retryable -> pending by reserve",
+    "completed -> pending by reserve",
+    "expired -> pending by reserve",
+    "pending -> in_progress by claim",
+    "in_progress -> in_progress by claim",
+    "in_progress -> pending by release",
+    "in_progress -> pending by sweep",
+    "unknown -> pending by resolve",
+    "pending -> completed by resolve",
+    "in_progress -> in_progress by intend",
+    "in_progress -> in_progress by save",
+    "in_progress -> in_progress by withdraw",
+    "in_progress -> in_progress by release",
+    "in_progress -> unknown by release",
+    "unknown -> in_progress by resolve",
+];
+
+/// Every meeting that a full set of runs must have seen: two who come to a record at the same time, in
+/// both orders where there are two, and what comes of it.
+pub const MEETINGS: [&str; 14] = [
+    "sweeper_then_renewal",
+    "renewal_then_sweeper",
+    "sweeper_then_completion",
+    "completion_then_sweeper",
+    "two_sweepers",
+    "reaper_then_reserve",
+    "reserve_then_reaper",
+    "two_workers",
+    "resumed_after_a_step",
+    "step_repeated_under_its_key",
+    "two_relays",
+    "ambiguous_delivery_repeated",
+    "dead_letter_discarded",
+    "dead_letter_redriven",
 ];
 
 impl Totals {
@@ -64,8 +103,12 @@ impl Totals {
         for (kind, count) in &run.faults {
             *self.faults.entry(kind).or_default() += count;
         }
+        for (meeting, count) in &run.met {
+            *self.met.entry(meeting).or_default() += count;
+        }
         for event in &run.history {
             match &event.what {
+                What::Staged { .. } => self.messages += 1,
                 What::Asked { .. } => self.requests += 1,
                 What::Called { .. } => self.calls += 1,
                 What::Acted { .. } => self.effects += 1,
@@ -91,6 +134,10 @@ impl Totals {
         self.effects += other.effects;
         self.excused += other.excused;
         self.simulated += other.simulated;
+        self.messages += other.messages;
+        for (meeting, count) in other.met {
+            *self.met.entry(meeting).or_default() += count;
+        }
         for (kind, count) in other.faults {
             *self.faults.entry(kind).or_default() += count;
         }
@@ -106,7 +153,7 @@ impl Totals {
         self.answers.get(outcome).copied().unwrap_or_default()
     }
 
-    /// What these runs did not meet often enough: each fault and each arrow `at_least` times, and a
+    /// What these runs did not meet often enough: each fault, arrow and meeting `at_least` times, and a
     /// reply for at least every third request.
     pub fn missing(&self, at_least: u64) -> Vec<String> {
         let few = |name: &str, count: u64| {
@@ -118,10 +165,13 @@ impl Totals {
         let arrows = ARROWS.iter();
         let arrows = arrows
             .filter_map(|arrow| few(arrow, self.arrows.get(*arrow).copied().unwrap_or_default()));
+        let meetings = MEETINGS.iter();
+        let meetings =
+            meetings.filter_map(|name| few(name, self.met.get(name).copied().unwrap_or_default()));
         let replies = self.answered("executed") + self.answered("replayed");
         let success = format!("{replies} replies to {} requests", self.requests);
         let success = (replies * 3 < self.requests || replies == 0).then_some(success);
-        faults.chain(arrows).chain(success).collect()
+        faults.chain(arrows).chain(meetings).chain(success).collect()
     }
 }
 
@@ -136,6 +186,7 @@ fn arrow(from: Option<&Stand>, to: Option<&Stand>, cause: &Cause) -> String {
     let state = |stand: Option<&Stand>| stand.map_or("none", |stand| &*stand.state).to_owned();
     let by = match cause {
         Cause::Reserve { .. } => "reserve",
+        Cause::Claim { .. } => "claim",
         Cause::Write { write, .. } => write,
         Cause::Sweep { .. } => "sweep",
         Cause::Reap { .. } => "reap",
@@ -154,10 +205,12 @@ impl fmt::Display for Totals {
         writeln!(f, "requests          {:>12}", self.requests)?;
         writeln!(f, "calls of upstream {:>12}", self.calls)?;
         writeln!(f, "effects           {:>12}", self.effects)?;
+        writeln!(f, "messages          {:>12}", self.messages)?;
         writeln!(f, "faults            {:>12}", self.faults.values().sum::<u64>())?;
         writeln!(f, "keys excused      {:>12}", self.excused)?;
         table(f, "answers", self.answers.iter().map(|(name, count)| (&**name, *count)))?;
         table(f, "faults", self.faults.iter().map(|(name, count)| (*name, *count)))?;
+        table(f, "meetings", self.met.iter().map(|(name, count)| (*name, *count)))?;
         table(f, "arrows", self.arrows.iter().map(|(name, count)| (&**name, *count)))
     }
 }

@@ -1,11 +1,11 @@
 //! Upstream: acts at most once in a call, keeps a ledger of it, and answers as it likes.
 
-use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
+use std::{collections::HashMap, convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, StatusCode, response::Parts};
 use onceward::{
-    Operation,
+    Effects, Operation,
     clock::Timestamp,
     engine::{Captured, Execution, Handler},
     record::RecordId,
@@ -17,7 +17,7 @@ use super::{
     bugs,
     faults::{ON_ITS_WAY, PAST_EVERY_LEASE, UpstreamFault},
     node::Gate,
-    options::SECOND,
+    options::{RouteOptions, SECOND},
     world::{World, lock},
 };
 use crate::{
@@ -29,6 +29,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) calls: Vec<Entry>,
+    /// Which call acted under each key, in each use of the record. A key that is new has new ones.
+    by_key: HashMap<(String, Option<Timestamp>), CallNo>,
 }
 
 /// One call.
@@ -43,6 +45,18 @@ pub(super) struct Entry {
     pub(super) answer: UpstreamAnswer,
     /// Upstream itself said that it may be run again.
     pub(super) disowned: bool,
+    /// Which step of its operation it is, if it is one.
+    pub(super) step: Option<&'static str>,
+    key: Option<String>,
+    /// The call that acted for it, under the same key: most often itself.
+    stands: CallNo,
+}
+
+/// A call that is one step of its operation.
+pub(super) struct Keyed {
+    pub(super) step: &'static str,
+    /// What upstream tells repetitions by, if it does.
+    pub(super) key: Option<String>,
 }
 
 /// The handler of a request: one call of upstream.
@@ -58,18 +72,18 @@ pub(super) struct Call {
 }
 
 /// What upstream does in a call.
-struct Conduct {
+pub(super) struct Conduct {
     /// How long the call is on its way; `None` if it never arrives.
     there: Option<Duration>,
     acts: bool,
     status: u16,
-    executed: Option<&'static str>,
+    pub(super) executed: Option<&'static str>,
     /// How long the answer is on its way; `None` if it never arrives.
     back: Option<Duration>,
 }
 
 impl Conduct {
-    fn of(fault: UpstreamFault, world: &World, route: u32) -> Self {
+    pub(super) fn of(fault: UpstreamFault, world: &World, route: u32) -> Self {
         let usual = Conduct {
             there: Some(ON_ITS_WAY * 2),
             acts: true,
@@ -121,10 +135,10 @@ impl Handler for Call {
         if self.came_too_late {
             self.wrong("I7", "a node that was asked to end took new work".into());
         }
-        let (fault, kind) = self.world.pick(&UpstreamFault::ALL, 4);
-        if fault != UpstreamFault::None {
-            self.world.fault(kind, format!("node {} for {}", self.node, self.subject.key));
+        if self.route_options().is_some_and(|route| route.effects == Effects::Phased) {
+            return self.in_steps(&operation).await;
         }
+        let fault = self.upstream_fault();
         if fault == UpstreamFault::NeverSent {
             sleep(ON_ITS_WAY).await;
             return Execution::NeverSent { why: "connect_refused" };
@@ -132,7 +146,7 @@ impl Handler for Call {
         let conduct = Conduct::of(fault, &self.world, self.route);
         let executed = conduct.executed;
         let arrives = conduct.there.is_some();
-        let (call, answer) = self.call(&operation, conduct, fault);
+        let (call, answer) = self.call(&operation, conduct, fault, None);
         let ended = tokio::select! {
             biased;
             ended = self.wait(fault, answer, executed) => ended,
@@ -142,7 +156,7 @@ impl Handler for Call {
         let again = bugs::sends_again(&self.world, &ended);
         if again {
             let usual = Conduct::of(UpstreamFault::None, &self.world, self.route);
-            let (_, answer) = self.call(&operation, usual, UpstreamFault::None);
+            let (_, answer) = self.call(&operation, usual, UpstreamFault::None, None);
             return self.wait(UpstreamFault::None, answer, None).await;
         }
         bugs::execution(&self.world, ended, arrives.then_some(call))
@@ -150,12 +164,25 @@ impl Handler for Call {
 }
 
 impl Call {
+    pub(super) fn route_options(&self) -> Option<&RouteOptions> {
+        self.world.options.routes.get(self.route as usize)
+    }
+
+    pub(super) fn upstream_fault(&self) -> UpstreamFault {
+        let (fault, kind) = self.world.pick(&UpstreamFault::ALL, 4);
+        if fault != UpstreamFault::None {
+            self.world.fault(kind, format!("node {} for {}", self.node, self.subject.key));
+        }
+        fault
+    }
+
     /// Sends the call. Whatever becomes of this process, it goes its way.
-    fn call(
+    pub(super) fn call(
         &self,
         operation: &Operation,
         conduct: Conduct,
         fault: UpstreamFault,
+        keyed: Option<Keyed>,
     ) -> (CallNo, oneshot::Receiver<UpstreamAnswer>) {
         let world = &self.world;
         let holder = Holder {
@@ -185,6 +212,9 @@ impl Call {
                 is_over: false,
                 answer,
                 disowned,
+                step: keyed.as_ref().map(|keyed| keyed.step),
+                key: keyed.and_then(|keyed| keyed.key),
+                stands: call,
             });
             call
         };
@@ -201,7 +231,9 @@ impl Call {
                 Some(there) => sleep(there).await,
                 None => return world.over(call, None),
             }
-            if conduct.acts {
+            // What upstream has no time for it does not look up either.
+            let looks = conduct.acts || conduct.status == 422;
+            if !(looks && world.repeats(call, conduct.acts)) && conduct.acts {
                 world.act(call);
             }
             match fault {
@@ -209,8 +241,9 @@ impl Call {
                 UpstreamFault::PauseAfter => world.pause(&gate, PAST_EVERY_LEASE),
                 _ => {}
             }
-            let answer = world.answer_of(call);
-            world.over(call, answer.clone());
+            let (own, stands) = (world.answer_of(call), world.call_that_stands(call)());
+            world.over(call, own);
+            let answer = world.answer_of(stands);
             if let (Some(answer), Some(back)) = (answer, conduct.back) {
                 sleep(back).await;
                 let _ = sender.send(answer);
@@ -246,7 +279,7 @@ impl Call {
     }
 
     /// What the handler sees of the call.
-    async fn wait(
+    pub(super) async fn wait(
         &self,
         fault: UpstreamFault,
         answer: oneshot::Receiver<UpstreamAnswer>,
@@ -284,6 +317,7 @@ impl Call {
 }
 
 impl World {
+    /// Upstream acts, unless it did so before under the same key.
     fn act(&self, call: CallNo) {
         if let Some(entry) = lock(&self.ledger).calls.get_mut(call as usize - 1) {
             entry.acted = true;
@@ -291,7 +325,34 @@ impl World {
         self.record(What::Acted { call });
     }
 
-    fn answer_of(&self, call: CallNo) -> Option<UpstreamAnswer> {
+    /// Whether upstream has acted under the key of this call before. Then that call stands for it.
+    fn repeats(&self, call: CallNo, acts: bool) -> bool {
+        let mut ledger = lock(&self.ledger);
+        let Some(entry) = ledger.calls.get(call as usize - 1) else { return false };
+        let Some(key) = entry.key.clone() else { return false };
+        let key = (key, entry.use_began);
+        let before = ledger.by_key.get(&key).copied();
+        if before.is_none() && acts {
+            ledger.by_key.insert(key, call);
+        }
+        let Some(before) = before else { return false };
+        if let Some(entry) = ledger.calls.get_mut(call as usize - 1) {
+            entry.stands = before;
+        }
+        drop(ledger);
+        self.met("step_repeated_under_its_key");
+        true
+    }
+
+    /// Tells, once it is over, which call acted for this one.
+    pub(super) fn call_that_stands(&self, call: CallNo) -> impl Fn() -> CallNo + '_ {
+        move || {
+            let ledger = lock(&self.ledger);
+            ledger.calls.get(call as usize - 1).map_or(call, |entry| entry.stands)
+        }
+    }
+
+    pub(super) fn answer_of(&self, call: CallNo) -> Option<UpstreamAnswer> {
         lock(&self.ledger).calls.get(call as usize - 1).map(|entry| entry.answer.clone())
     }
 
@@ -325,11 +386,12 @@ fn answer(call: CallNo, subject: &Subject, asks: &str, conduct: &Conduct) -> Ups
 }
 
 /// What somebody between us and upstream says.
-fn in_between(status: u16) -> UpstreamAnswer {
-    UpstreamAnswer { status, executed: None, headers: Vec::new(), body: "no upstream".into() }
+pub(super) fn in_between(status: u16) -> UpstreamAnswer {
+    let headers = vec![("content-type".to_owned(), "application/problem+json".to_owned())];
+    UpstreamAnswer { status, executed: None, headers, body: "no upstream".into() }
 }
 
-fn answered(
+pub(super) fn answered(
     answer: &UpstreamAnswer,
     executed: Option<&'static str>,
     large: bool,

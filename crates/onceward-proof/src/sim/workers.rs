@@ -1,36 +1,109 @@
-//! The workers of a world: sweeper and reaper on every node, and one reconciler that asks upstream's
-//! ledger.
+//! The workers of a world: sweeper, reaper, relay, and whoever goes on with operations, on every node;
+//! and one reconciler that asks upstream's ledger.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use http::Request;
 use onceward::{
+    OutboxStore, Policy, Relay,
     clock::Timestamp,
+    engine::Which,
     machine::SETTLE,
+    outbox::Backoff,
     record::{Fence, Record, RecordId, State},
     store::{Proof, Resolution, Resolve, Resolved, Store},
+    tower::{Task, work_in},
+    worker::{Reaper, Sweeper},
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::bugs;
 use super::{
+    bugs,
+    bugs::Bug,
     network::NodeStore,
     node::Gate,
     options::SECOND,
-    upstream::reply,
+    outbox::{NodeOutbox, NodeSink, SINKS, TRIES_MAX},
+    steps,
+    upstream::{Call, Entry, reply},
     world::{Node, World, lock},
 };
+use crate::history::Subject;
 
-/// The workers of a node, which live and die with it.
-pub(super) fn start_on(world: &Arc<World>, node: &Arc<Node>) {
-    let every = world.options.sweep_every;
-    let (store, at_most) = (Arc::clone(node.engine.store()), world.options.store_deadline);
-    tokio::spawn(node.gate.guard(async move {
-        loop {
-            sleep(every).await;
-            let _ = timeout(at_most, store.sweep(100)).await;
-            let _ = timeout(at_most, store.reap(100)).await;
-        }
-    }));
+/// How often a worker looks for operations that wait.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
+
+/// How many operations it is at, at most.
+const AT_ONCE: u32 = 4;
+
+/// How long delivered messages are kept.
+const MESSAGES_KEPT: Duration = Duration::from_secs(1800);
+
+/// The workers of a node, which live and die with it. All of them are the library's own.
+pub(super) fn start_on(world: &Arc<World>, number: u32, node: &Arc<Node>, outbox: NodeOutbox) {
+    let options = &world.options;
+    let (sweep_every, reap_every) = (options.sweep_every, options.reap_every);
+    let seed = u64::from(number) * 4 + u64::from(world.number(4));
+    let sweeper = Sweeper::new(Arc::clone(&node.engine)).seed(seed);
+    tokio::spawn(node.gate.guard(async move { sweeper.run(sweep_every, pending()).await }));
+    let mut reaper = Reaper::new(Arc::clone(&node.engine)).seed(seed);
+    let outbox: Arc<dyn OutboxStore> = Arc::new(outbox);
+    if world.outbox.is_some() {
+        reaper = reaper.outbox(Arc::clone(&outbox), MESSAGES_KEPT);
+        let relay = relay(world, number, node, outbox).seed(seed);
+        tokio::spawn(node.gate.guard(async move {
+            relay.run(pending()).await;
+        }));
+    }
+    tokio::spawn(node.gate.guard(async move { reaper.run(reap_every, pending()).await }));
+    if options.has_work() {
+        let (world, gate) = (Arc::clone(world), Arc::clone(&node.gate));
+        let spawn_on = Arc::clone(&node.gate);
+        let handler =
+            move |request: Request<Bytes>, _: &Policy| handler_of(&world, number, &gate, &request);
+        let spawn = move |task: Task| drop(tokio::spawn(spawn_on.guard(task)));
+        let engine = Arc::clone(&node.engine);
+        let work = work_in(engine, Which::All, LOOK_EVERY, AT_ONCE, handler, spawn);
+        tokio::spawn(node.gate.guard(work));
+    }
+}
+
+fn relay(world: &Arc<World>, number: u32, node: &Node, outbox: Arc<dyn OutboxStore>) -> Relay {
+    let tries = match world.bug {
+        Some(Bug::NoDeadLetters) => u32::MAX,
+        _ => TRIES_MAX,
+    };
+    let relay = Relay::new(outbox)
+        .attempts_max(tries)
+        .delivery_timeout(SECOND * 2)
+        .backoff(Backoff { first: SECOND, max: SECOND * 8 })
+        .concurrency(2)
+        .poll(SECOND * 10);
+    SINKS.into_iter().fold(relay, |relay, (name, knows_keys)| {
+        let (world, gate) = (Arc::clone(world), Arc::clone(&node.gate));
+        relay.sink(name, NodeSink { world, node: number, gate, knows_keys })
+    })
+}
+
+/// What a worker calls, from nothing but the request that was kept.
+fn handler_of(world: &Arc<World>, node: u32, gate: &Arc<Gate>, request: &Request<Bytes>) -> Call {
+    let kept = "a request of the simulation is kept whole";
+    let asked: serde_json::Value = serde_json::from_slice(request.body()).expect(kept);
+    let tenant = asked.get("who").and_then(serde_json::Value::as_str).expect(kept).to_owned();
+    let amount = asked.get("amount").and_then(serde_json::Value::as_f64).expect(kept);
+    let key = request.headers().get("idempotency-key").and_then(|key| key.to_str().ok());
+    let key = key.expect(kept).trim_matches('"').to_owned();
+    let route = request.uri().path().rsplit('-').next().and_then(|route| route.parse().ok());
+    Call {
+        world: Arc::clone(world),
+        node,
+        gate: Arc::clone(gate),
+        subject: Subject { tenant, key },
+        asks: format!("pay {amount}"),
+        route: route.expect(kept),
+        came_too_late: false,
+    }
 }
 
 /// When a record was first probed: by the store's clock, and by our own, which does not jump.
@@ -38,7 +111,6 @@ type Probes = BTreeMap<(RecordId, u32, Fence), (Timestamp, Instant)>;
 
 /// Asks upstream about records of which nobody knows what became, for as long as the world lasts.
 pub(super) async fn reconcile(world: Arc<World>) {
-    let store = NodeStore::new(Arc::clone(&world), world.options.nodes, Gate::new(), 0);
     let mut probes = Probes::new();
     loop {
         sleep(SECOND * 10).await;
@@ -56,6 +128,8 @@ pub(super) async fn reconcile(world: Arc<World>) {
                 resolution,
                 reason: "the ledger of upstream".into(),
             };
+            // A process of its own, which is started again at once.
+            let store = NodeStore::new(Arc::clone(&world), world.options.nodes, Gate::new(), 0);
             let resolved = timeout(world.options.store_deadline, store.resolve(resolve)).await;
             if let Ok(Ok(Resolved::TooEarly { not_before })) = resolved {
                 // What was seen so far does not count. Not before then, a probe does.
@@ -79,7 +153,9 @@ fn probe(world: &World, record: &Record, probes: &mut Probes) -> Option<Resoluti
         let calls = ledger.calls.iter();
         let began = Some(record.created_at);
         let calls = calls.filter(|call| call.id == record.id && call.use_began == began);
-        let acted = calls.clone().find(|call| call.acted && !call.disowned);
+        // Of an operation in steps, the last one makes the reply.
+        let last = |call: &&Entry| call.step.is_none_or(|step| step == steps::LAST);
+        let acted = calls.clone().filter(last).find(|call| call.acted && !call.disowned);
         (acted.map(|call| call.answer.clone()), calls.clone().any(|call| !call.is_over))
     };
     if let Some(answer) = acted {

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -23,12 +23,13 @@ use super::{
     network::NodeStore,
     node::{Gate, Life},
     options::{Options, SECOND},
+    outbox::{NodeOutbox, Outbox},
     store::Records,
     upstream::Ledger,
 };
 use crate::{
     check::{Judge, Violation},
-    history::{Event, Stand, Subject, What},
+    history::{Event, Open, Stand, Subject, What},
 };
 
 /// What all parts of a run share.
@@ -37,7 +38,10 @@ pub(super) struct World {
     pub(super) bug: Option<Bug>,
     pub(super) records: Mutex<Records>,
     pub(super) ledger: Mutex<Ledger>,
+    pub(super) outbox: Option<Outbox>,
     began: Instant,
+    /// How wrong the store's clock is, in microseconds.
+    skew: Arc<AtomicI64>,
     choices: Mutex<Choices>,
     chronicle: Mutex<Chronicle>,
     nodes: Mutex<Vec<Arc<Node>>>,
@@ -60,6 +64,7 @@ struct Chronicle {
     judge: Judge,
     violation: Option<Violation>,
     faults: BTreeMap<&'static str, u64>,
+    met: BTreeMap<&'static str, u64>,
     attempts: HashMap<AttemptId, Named>,
     fingerprints: HashMap<[u8; 32], String>,
     tenants: HashMap<Scope, String>,
@@ -77,6 +82,7 @@ pub(super) struct Remains {
     pub(super) judge: Judge,
     pub(super) violation: Option<Violation>,
     pub(super) faults: BTreeMap<&'static str, u64>,
+    pub(super) met: BTreeMap<&'static str, u64>,
     pub(super) choices: Choices,
 }
 
@@ -102,15 +108,20 @@ impl World {
             judge: Judge::new(),
             violation: None,
             faults: BTreeMap::new(),
+            met: BTreeMap::new(),
             attempts: HashMap::new(),
             fingerprints: HashMap::new(),
             tenants: tenants.collect(),
         };
+        let (began, skew) = (Instant::now(), Arc::new(AtomicI64::new(0)));
+        let clock = Arc::new(StoreClock { began, skew: Arc::clone(&skew) });
         let world = Arc::new(World {
             bug,
             records: Mutex::default(),
             ledger: Mutex::default(),
-            began: Instant::now(),
+            outbox: options.messages.then(|| Outbox::new(clock)),
+            skew,
+            began,
             choices: Mutex::new(choices),
             chronicle: Mutex::new(chronicle),
             nodes: Mutex::default(),
@@ -148,6 +159,11 @@ impl World {
     pub(super) fn fault(&self, kind: &'static str, detail: impl Into<String>) {
         *lock(&self.chronicle).faults.entry(kind).or_default() += 1;
         self.record(What::Fault { kind: kind.into(), detail: detail.into() });
+    }
+
+    /// Two things met that seldom do: see [`super::totals::MEETINGS`].
+    pub(super) fn met(&self, meeting: &'static str) {
+        *lock(&self.chronicle).met.entry(meeting).or_default() += 1;
     }
 
     /// Something that must not happen, which the history alone does not show.
@@ -201,6 +217,7 @@ impl World {
             purge_at: record.purge_at().as_micros(),
             effects: record.effects.name().to_owned(),
             reply,
+            open: open(record),
         }
     }
 
@@ -278,12 +295,14 @@ impl World {
             _ => ScopeRule::authorization(),
         };
         let store = NodeStore::new(Arc::clone(self), number, Arc::clone(&gate), skew);
+        let store = Arc::new(store);
+        let outbox = NodeOutbox(Arc::clone(&store));
         let store_deadline = self.options.store_deadline;
         let settings = Settings { scope, clock, store_deadline, ..Settings::default() };
         let policies = self.options.policies(self.bug);
-        let engine = Arc::new(Engine::new(Arc::new(store), policies, settings));
+        let engine = Arc::new(Engine::new(store, policies, settings));
         let node = Arc::new(Node { gate, is_closed: AtomicBool::new(false), engine });
-        super::workers::start_on(self, &node);
+        super::workers::start_on(self, number, &node, outbox);
         node
     }
 
@@ -294,6 +313,9 @@ impl World {
             return;
         }
         gate.set(Life::Dead);
+        if number >= self.options.nodes {
+            return;
+        }
         let world = Arc::clone(self);
         let down = SECOND / 10 + self.delay();
         tokio::spawn(async move {
@@ -332,6 +354,7 @@ impl World {
             judge: std::mem::take(&mut chronicle.judge),
             violation: chronicle.violation.take(),
             faults: std::mem::take(&mut chronicle.faults),
+            met: std::mem::take(&mut chronicle.met),
             choices: std::mem::replace(&mut lock(&self.choices), Choices::from_list(Vec::new())),
         }
     }
@@ -344,6 +367,17 @@ impl Chronicle {
         self.attempts
             .entry(attempt)
             .or_insert_with(|| Named { name: format!("a{}", count + 1), may_act_until: None })
+    }
+}
+
+fn open(record: &Record) -> Open {
+    let progress = &record.progress;
+    Open {
+        queued_until: record.queued_until.map(Timestamp::as_micros),
+        recovery_point: progress.recovery_point.as_deref().map(str::to_owned),
+        effect: progress.open_effect.as_ref().map(|effect| effect.name.to_string()),
+        must_not_go_on: progress.must_not_go_on(),
+        reconcile_after: record.reconcile_after.map(Timestamp::as_micros),
     }
 }
 
@@ -375,8 +409,29 @@ fn since(began: Instant, skew: i64) -> Timestamp {
 impl World {
     /// The store's own clock, which decides.
     pub(super) fn store_now(&self) -> Timestamp {
-        let skew = lock(&self.records).clock_skew;
-        since(self.began, skew)
+        since(self.began, self.skew.load(Ordering::Relaxed))
+    }
+
+    /// The store's clock jumps.
+    pub(super) fn jump(&self, micros: i64) {
+        self.skew.fetch_add(micros, Ordering::Relaxed);
+    }
+}
+
+/// The store's own clock.
+#[derive(Debug)]
+struct StoreClock {
+    began: Instant,
+    skew: Arc<AtomicI64>,
+}
+
+impl Clock for StoreClock {
+    fn now(&self) -> Timestamp {
+        since(self.began, self.skew.load(Ordering::Relaxed))
+    }
+
+    fn monotonic(&self) -> Instant {
+        Instant::now()
     }
 }
 

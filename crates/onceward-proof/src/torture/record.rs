@@ -34,6 +34,7 @@ impl Recorder {
             rerunnable: vec![401, 403, 408, 425, 429, 500, 501, 503],
             expired_runs_again: false,
             kept_headers: vec!["content-type".to_owned(), "x-note".to_owned()],
+            goes_on: false,
         };
         // Every store is held to this, also the one that is known to forget.
         recorder.push(&mut recorder.lock(), What::World { routes: vec![rules], durable: true });

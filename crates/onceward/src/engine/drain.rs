@@ -85,7 +85,7 @@ impl Drain {
     }
 
     /// Comes back when no new work is taken any more.
-    #[cfg(feature = "worker")]
+    #[cfg(any(feature = "worker", feature = "testing"))]
     pub(super) async fn closed(&self) {
         self.0.wait_for(|inner| inner.phase.load(Ordering::SeqCst) != OPEN).await;
     }

@@ -1,7 +1,7 @@
 //! Going on without a client: phased operations that nobody comes back for, and work that was accepted
 //! for later.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -58,6 +58,11 @@ pub(crate) struct Ready {
 impl Ready {
     pub(crate) fn id(&self) -> &RecordId {
         &self.record.id
+    }
+
+    /// Longer than an attempt at it can last.
+    pub(crate) fn patience(&self) -> Duration {
+        self.policy.max_execution.saturating_add(self.policy.lease)
     }
 }
 

@@ -1,12 +1,17 @@
 //! The worker: a bounded number of operations at once, each in a task of its own.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::Request;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 use tracing::{info, warn};
 
@@ -18,7 +23,8 @@ use crate::{
 
 /// Goes on with operations that wait for a worker, at most `at_once` of them at a time: phased ones that
 /// were cut off, and those that were accepted for later. Looks for them every so often, and at once when
-/// this process has accepted something. One that takes long is in nobody's way. Many processes may do
+/// this process has accepted something. One that takes long is in nobody's way, and one that takes longer
+/// than its policy allows does not count any more. Many processes may do
 /// this on one store. What an attempt left behind that vanished is judged by the sweeper
 /// (`onceward::worker::Sweeper`), and found here after it.
 ///
@@ -32,6 +38,29 @@ pub async fn work<H, F>(
     every: Duration,
     at_once: u32,
     handler: F,
+) where
+    H: Handler,
+    F: Fn(Request<Bytes>, &Policy) -> H + Send + Sync + 'static,
+{
+    let spawn = |task| drop(tokio::spawn(task));
+    work_in(engine, which, every, at_once, handler, spawn).await;
+}
+
+/// An operation at work.
+pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The same as [`work`], for whoever wants to spawn the tasks of the operations himself: a simulation
+/// ends them together with the process that they belong to.
+///
+/// # Cancel safety
+/// As [`work`].
+pub async fn work_in<H, F>(
+    engine: Arc<Engine>,
+    which: Which,
+    every: Duration,
+    at_once: u32,
+    handler: F,
+    spawn: impl Fn(Task) + Send,
 ) where
     H: Handler,
     F: Fn(Request<Bytes>, &Policy) -> H + Send + Sync + 'static,
@@ -66,10 +95,17 @@ pub async fn work<H, F>(
                         taken += 1;
                         let end = End(ready.id().clone(), ended.clone());
                         let (engine, handler) = (Arc::clone(&engine), Arc::clone(&handler));
-                        tokio::spawn(async move {
-                            engine.go_on(ready, &*handler).await;
-                            drop(end);
-                        });
+                        let patience = ready.patience();
+                        spawn(Box::pin(async move {
+                            let mut going_on = pin!(engine.go_on(ready, &*handler));
+                            if timeout(patience, &mut going_on).await.is_err() {
+                                // Its attempt is over, whenever its handler ends: somebody may have
+                                // to go on with it, and others want its place.
+                                warn!("a handler does not end");
+                                drop(end);
+                                going_on.await;
+                            }
+                        }));
                     }
                     let Resumed { left, given_up, .. } = resumed;
                     if taken + left + given_up > 0 {
@@ -86,6 +122,8 @@ pub async fn work<H, F>(
         // Until it is worth looking again.
         loop {
             tokio::select! {
+                // What has ended makes room before more is looked for.
+                biased;
                 Some(id) = ends.recv() => {
                     at_work.remove(&id);
                     if more && at_work.len() <= at_once / 2 {

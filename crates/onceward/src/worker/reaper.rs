@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::runner::{Worker, repeat, rest};
+use super::runner::{Seeded, Worker, repeat, rest};
 use crate::{
     engine::Engine,
     observe,
@@ -37,6 +37,7 @@ pub struct Reaper {
     engine: Arc<Engine>,
     audit_retention: Duration,
     outbox: Option<(Arc<dyn OutboxStore>, Duration)>,
+    seeded: Option<Seeded>,
 }
 
 /// What one run of the reaper did.
@@ -61,6 +62,10 @@ impl Worker for Reaper {
         &self.engine
     }
 
+    fn chance(&self) -> f64 {
+        Seeded::chance(self.seeded.as_ref())
+    }
+
     async fn once(&self) -> Result<bool, StoreError> {
         self.run_once().await.map(|reap| reap.more)
     }
@@ -75,7 +80,7 @@ impl Reaper {
 
     /// A reaper for the records of this engine's store.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Reaper { engine, audit_retention: Self::AUDIT_RETENTION, outbox: None }
+        Reaper { engine, audit_retention: Self::AUDIT_RETENTION, outbox: None, seeded: None }
     }
 
     /// Keeps audit records for so long.
@@ -88,6 +93,12 @@ impl Reaper {
     #[must_use]
     pub fn outbox(self, outbox: Arc<dyn OutboxStore>, kept_for: Duration) -> Self {
         Reaper { outbox: Some((outbox, kept_for)), ..self }
+    }
+
+    /// The same with jitter from a seed: for tests.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Reaper { seeded: Some(Seeded::new(seed)), ..self }
     }
 
     /// One bounded run, in small batches with pauses between them.

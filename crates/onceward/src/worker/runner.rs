@@ -1,8 +1,13 @@
 //! Running a worker again and again: with some jitter, so that many processes do not come at once;
 //! sooner when there is more to do; later and later while it fails.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
@@ -27,6 +32,29 @@ pub(crate) trait Worker: Sync {
 
     /// One bounded run. `true` if it left something to do.
     fn once(&self) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// A number from 0 to 1, by which one process comes at other times than the next.
+    fn chance(&self) -> f64 {
+        rand::random()
+    }
+}
+
+/// Chance from a seed, for runs that have to be the same twice.
+#[derive(Debug)]
+pub(crate) struct Seeded(Mutex<StdRng>);
+
+impl Seeded {
+    pub(crate) fn new(seed: u64) -> Self {
+        Seeded(Mutex::new(StdRng::seed_from_u64(seed)))
+    }
+
+    /// The next number, or one that nobody can foresee where there is no seed.
+    pub(crate) fn chance(seeded: Option<&Self>) -> f64 {
+        let next = |Seeded(random): &Self| {
+            random.lock().unwrap_or_else(PoisonError::into_inner).random::<f64>()
+        };
+        seeded.map_or_else(rand::random, next)
+    }
 }
 
 /// Runs a worker every so often, until `stop` or until the engine is told to drain. A run that was begun
@@ -42,7 +70,7 @@ pub(crate) async fn repeat<W: Worker>(
     let (name, engine) = (W::NAME, worker.engine());
     observe::worker_started(name, engine.now());
     let mut failures = 0_u32;
-    let mut next = some_of(every / 10);
+    let mut next = (every / 10).mul_f64(worker.chance());
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
@@ -58,7 +86,7 @@ pub(crate) async fn repeat<W: Worker>(
                 }
                 failures = 0;
                 observe::worker_ran(name, engine.now(), begun.elapsed());
-                let usual = jittered(every).saturating_sub(begun.elapsed());
+                let usual = jittered(every, worker.chance()).saturating_sub(begun.elapsed());
                 if more { usual.min(SOON) } else { usual }
             }
             Err(error) => {
@@ -70,7 +98,7 @@ pub(crate) async fn repeat<W: Worker>(
                 failures = failures.saturating_add(1);
                 observe::worker_failed(name);
                 let doubled = AFTER_FAILURE * (1 << (failures - 1).min(10));
-                jittered(doubled.min(every))
+                jittered(doubled.min(every), worker.chance())
             }
         };
     }
@@ -91,10 +119,6 @@ async fn sleep_unless_draining(engine: &Engine, duration: Duration) -> bool {
 }
 
 /// About as long: a tenth less to a tenth more.
-fn jittered(duration: Duration) -> Duration {
-    duration.mul_f64(0.9) + some_of(duration / 5)
-}
-
-fn some_of(duration: Duration) -> Duration {
-    duration.mul_f64(rand::random::<f64>())
+fn jittered(duration: Duration, chance: f64) -> Duration {
+    duration.mul_f64(0.9) + (duration / 5).mul_f64(chance)
 }

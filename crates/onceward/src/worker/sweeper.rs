@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::runner::{Worker, repeat, rest};
+use super::runner::{Seeded, Worker, repeat, rest};
 use crate::{
     engine::Engine,
     record::State,
@@ -42,6 +42,7 @@ pub struct Sweeper {
     engine: Arc<Engine>,
     /// Behind which pending record to look next, so that all have their turn.
     looked: Mutex<Option<Cursor>>,
+    seeded: Option<Seeded>,
 }
 
 /// What one run of the sweeper did.
@@ -66,6 +67,10 @@ impl Worker for Sweeper {
         &self.engine
     }
 
+    fn chance(&self) -> f64 {
+        Seeded::chance(self.seeded.as_ref())
+    }
+
     async fn once(&self) -> Result<bool, StoreError> {
         self.run_once().await.map(|sweep| sweep.more)
     }
@@ -77,7 +82,13 @@ impl Sweeper {
 
     /// A sweeper for the records of this engine's store.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Sweeper { engine, looked: Mutex::default() }
+        Sweeper { engine, looked: Mutex::default(), seeded: None }
+    }
+
+    /// The same with jitter from a seed: for tests.
+    #[must_use]
+    pub fn seed(self, seed: u64) -> Self {
+        Sweeper { seeded: Some(Seeded::new(seed)), ..self }
     }
 
     /// One bounded run, in small batches with pauses between them.

@@ -103,6 +103,42 @@ async fn an_effect_that_is_known_not_to_have_acted_may_be_called_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_effect_that_may_have_acted_before_stays_open_when_it_is_declined_now() {
+    let ledger = Ledger::default();
+    let noted = ledger.clone();
+    let service = paying(
+        |memory| memory,
+        move |number, operation| {
+            let ledger = ledger.clone();
+            Box::pin(async move {
+                let pay = Effect::idempotent("pay");
+                let paid = operation.effect(pay, async |key| match number {
+                    1 => {
+                        ledger.act_once(&key);
+                        Err(EffectError::Ambiguous("timed out"))
+                    }
+                    2 => Err(EffectError::NotExecuted("busy")),
+                    _ => Ok(ledger.act_once(&key)),
+                });
+                match (number, paid.await) {
+                    (_, Ok(receipt)) => receipt.into_response(),
+                    (1 | 2, Err(StepError::Ambiguous(_))) => StatusCode::CONFLICT.into_response(),
+                    (_, Err(other)) => panic!("{other:?}"),
+                }
+            })
+        },
+    );
+    for _ in 0..2 {
+        assert_eq!(service.charge(KEY).await.says(), says(503, "key_in_progress"));
+        let record = service.record(KEY).await.expect("a record");
+        assert_eq!(record.state, State::InProgress);
+        assert!(record.progress.open_effect.is_some());
+    }
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!((noted.done().len(), service.runs()), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_handler_may_try_an_idempotent_effect_again_by_itself() {
     let ledger = Ledger::default();
     let noted = ledger.clone();

@@ -379,6 +379,28 @@ async fn a_worker_has_no_more_at_work_than_it_may() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_handler_that_never_ends_gives_its_place_to_others_once_its_attempt_is_over() {
+    let policy = queued().max_execution(Duration::from_secs(5)).expect("allowed");
+    let policy = policy.lease(Duration::from_secs(5)).expect("allowed");
+    let service = Service::new(policy, |run: Run| async move {
+        if run.number == 1 {
+            std::future::pending::<()>().await;
+        }
+        "done"
+    });
+    for number in 0..2 {
+        service.charge(&format!("order-{number:016}")).await;
+    }
+    let worker = resumer(&service);
+    let working = tokio::spawn(async move { worker.run(Duration::from_secs(1), 1).await });
+    pass(Duration::from_secs(8)).await;
+    assert_eq!(service.runs(), 1, "there is one place");
+    pass(Duration::from_secs(4)).await;
+    assert_eq!(service.runs(), 2);
+    working.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_that_drains_accepts_and_begins_nothing_and_still_tells_what_it_knows() {
     let service = Service::new(queued(), charged);
     service.charge(KEY).await;

@@ -2,7 +2,7 @@
 
 use super::check;
 use crate::history::{
-    Answer, CallNo, Cause, Event, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
+    Answer, CallNo, Cause, Event, Open, RequestNo, Rules, Stand, Subject, UpstreamAnswer, What,
 };
 
 mod brute;
@@ -35,6 +35,7 @@ impl Tale {
             rerunnable: vec![503],
             expired_runs_again: false,
             kept_headers: Vec::new(),
+            goes_on: false,
         };
         Tale(Vec::new()).then(What::World { routes: vec![rules], durable: true })
     }
@@ -92,6 +93,7 @@ impl Tale {
             purge_at: 2000,
             effects: "external".into(),
             reply: None,
+            open: Open::default(),
         };
         let (from, to) = (Some(stand(from)), Some(stand(to)));
         self.then(What::Moved { subject: subject(), from, to, cause })

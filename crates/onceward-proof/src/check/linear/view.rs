@@ -27,6 +27,8 @@ pub(super) struct View<'a> {
     /// An attempt gave the record back. If it was not told that it had, it found later what became of
     /// the record without it.
     pub(super) was_given_back: bool,
+    /// Workers go on with it, whatever a client was told of its own attempt.
+    pub(super) goes_on: bool,
 }
 
 /// What is asked, as a place in a list.
@@ -123,11 +125,13 @@ impl<'a> Reader<'a> {
         match what {
             What::World { routes, .. } => self.routes = routes,
             What::Asked { request, subject, route, asks } => {
-                let acts = self.routes.iter().find(|rules| rules.route == *route);
-                let acts = acts.is_none_or(|rules| rules.acts);
+                let rules = self.routes.iter().find(|rules| rules.route == *route);
+                let acts = rules.is_none_or(|rules| rules.acts);
+                let goes_on = rules.is_some_and(|rules| rules.goes_on);
                 let (number, view) = self.view(subject);
                 let asks = view.asks(asks);
                 let place = view.requests.len();
+                view.goes_on |= goes_on;
                 view.requests.push(Request { number: *request, asks, acts, seen: Seen::Nothing });
                 view.marks.push(Mark::Asked(place));
                 self.requests.insert(*request, (number, place));
@@ -150,11 +154,7 @@ impl<'a> Reader<'a> {
                 let (_, view) = self.view(subject);
                 view.read_move(from.as_ref(), to.as_ref(), cause);
             }
-            What::GaveUp { .. }
-            | What::Acted { .. }
-            | What::Fault { .. }
-            | What::Calm
-            | What::End => {}
+            _ => {}
         }
     }
 
@@ -183,6 +183,9 @@ impl<'a> Reader<'a> {
         let view = &mut self.views[number];
         let of_this_key = |found: &&(usize, usize)| found.0 == number;
         let call = self.by_body.get(&*answer.body).filter(of_this_key).map(|found| found.1);
+        // What is said where nothing was executed is the same for every key.
+        let brought = |call: &Call<'_>| call.brought == Some(&*answer.body);
+        let call = call.or_else(|| view.calls.iter().position(brought));
         let asks = view.requests[place].asks;
         // A reply for something else is I9, not this.
         let call = call.filter(|call| view.calls[*call].asks == asks);
@@ -240,6 +243,7 @@ impl<'a> View<'a> {
             grants: Vec::new(),
             knows_holders: false,
             was_given_back: false,
+            goes_on: false,
         }
     }
 
@@ -285,12 +289,12 @@ impl<'a> View<'a> {
         self.was_given_back |= matches!(cause, Cause::Write { write, .. } if write == "release");
         if let Cause::Resolve { resolution, .. } = cause {
             match &**resolution {
-                "complete" => self.mark_once(Mark::ResolvedCompleted),
+                "complete" | "give_up" => self.mark_once(Mark::ResolvedCompleted),
                 "release" => self.mark_once(Mark::ResolvedReleased),
                 _ => {}
             }
         }
-        if let (Cause::Reserve { .. }, Some(to)) = (cause, to) {
+        if let (Cause::Reserve { .. } | Cause::Claim { .. }, Some(to)) = (cause, to) {
             let granted = from.is_none_or(|from| from.attempt != to.attempt);
             let used_before = from.map_or(self.used_again, |from| from.state != "in_progress");
             if granted && used_before && to.state == "in_progress" {

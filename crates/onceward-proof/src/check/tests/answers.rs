@@ -72,7 +72,7 @@ fn a_reply_says_of_which_generation_it_is() {
         let tale = Tale::new().asked(1).granted(5).called_under(1, 5, 9).acted(1).replied(1, 201);
         tale.completed(5).answered(1, answer)
     };
-    tale(with(reply(1, "executed"), "idempotency-generation", "2")).violates("I2");
+    tale(with(reply(1, "executed"), "idempotency-generation", "2")).violates("I11");
     tale(reply(1, "executed")).passes();
 }
 

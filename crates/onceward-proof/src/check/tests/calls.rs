@@ -61,7 +61,7 @@ fn a_new_generation_acts_again() {
     tale(2, 1000).passes();
     // Past its tombstone a key is new.
     tale(1, 2000).passes();
-    tale(1, 1999).violates("I3");
+    tale(1, 1999).violates("I11");
 }
 
 #[test]

@@ -9,8 +9,8 @@ use onceward::{
     record::{AttemptId, Effects, Fence, Lease, Record, State},
     reply::{Reply, ReplyBody},
     store::{
-        Ask, Found, Mode, Reservation, Resolve, Resolved, StoreError, StoreErrorKind, Swept, Write,
-        Written,
+        Ask, Found, Mode, Reservation, Resolution, Resolve, Resolved, StoreError, StoreErrorKind,
+        Write, Written,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -37,8 +37,13 @@ pub(in super::super) async fn reserve(
         Some(Bug::NewAttemptOnRepeat) => Ask { attempt: AttemptId::random(), ..ask.clone() },
         _ => ask.clone(),
     };
+    let at = Instant::now();
     let answer = store.call("reserve", move |world| {
+        world.look_for_reaper(&sent, at);
         let answer = world.reserve_with(&sent, skew);
+        if world.bug != Some(Bug::AcceptedNotKept) {
+            world.keep_request(&sent, &answer);
+        }
         world.check_granted(&sent, &answer);
         answer
     });
@@ -148,10 +153,10 @@ impl World {
     fn as_of(&self, ask: &Ask, ago: std::time::Duration) -> Option<Record> {
         let records = lock(&self.records);
         let since = Instant::now().checked_sub(ago);
-        let changes = records.before.iter().filter(|(_, id, _)| *id == ask.id);
-        let first_since = changes.clone().find(|(at, _, _)| since.is_none_or(|since| *at >= since));
+        let mut changes = records.before.iter().filter(|before| before.id == ask.id);
+        let first_since = changes.find(|before| since.is_none_or(|since| before.at >= since));
         match first_since {
-            Some((_, _, before)) => before.clone(),
+            Some(before) => before.record.clone(),
             None => records.records.get(&ask.id).cloned(),
         }
     }
@@ -290,6 +295,12 @@ impl World {
                 let mine = as_owner(&record, State::InProgress);
                 self.step(&lease.id, cause, |_, now| machine::write(Some(&mine), lease, write, now))
             }
+            (Some(Bug::QueuedIsReleased), Some(record), Write::Release(_)) => {
+                let record = Record { queued_until: None, ..record };
+                self.step(&lease.id, cause, |_, now| {
+                    machine::write(Some(&record), lease, write, now)
+                })
+            }
             (Some(Bug::RenewalNotWritten), _, Write::Renew(_)) => Written::Applied,
             (Some(Bug::LeaseNeverEnds), _, Write::Release(_)) => Written::Applied,
             _ => self.write(lease, write),
@@ -297,49 +308,18 @@ impl World {
     }
 }
 
-/// The sweep of a node.
-pub(in super::super) async fn sweep(
-    store: &NodeStore,
-    limit: u32,
-) -> Result<Vec<Swept>, StoreError> {
-    let world = &store.world;
-    let early = match world.bug {
-        Some(Bug::SweepTooEarly) => SECOND,
-        Some(Bug::LeaseNeverEnds) => return Ok(Vec::new()),
-        Some(Bug::SweepWithoutCondition) => return sweep_in_two_steps(store).await,
-        _ => return store.call("sweep", move |world| world.sweep(limit)).await,
-    };
-    let ids: Vec<_> = lock(&world.records).records.keys().cloned().collect();
-    let now = world.store_now();
-    let cause = Cause::Sweep { now: now.as_micros() };
-    let nothing = || Step { change: Change::Keep, audit: None, answer: None };
-    let swept = ids.iter().filter_map(|id| {
-        world.step(id, cause.clone(), |found, now| {
-            found.map_or_else(nothing, |record| machine::sweep(record, now.plus(early)))
-        })
-    });
-    Ok(swept.collect())
-}
-
-async fn sweep_in_two_steps(store: &NodeStore) -> Result<Vec<Swept>, StoreError> {
-    let world = &store.world;
-    let now = world.store_now();
-    let due: Vec<Record> = {
-        let records = lock(&world.records);
-        let due = records.records.values();
-        due.filter(|record| machine::sweep(record, now).answer.is_some()).cloned().collect()
-    };
-    sleep(ON_ITS_WAY * 50).await;
-    for record in due {
-        let cause = Cause::Sweep { now: now.as_micros() };
-        let _ = world.step(&record.id, cause, |_, now| machine::sweep(&record, now));
-    }
-    Ok(Vec::new())
-}
-
 /// What becomes of a record when the reaper comes.
-pub(in super::super) fn reap(world: &World, record: &Record, now: Timestamp) -> Change {
+pub(in super::super) fn reap(
+    world: &World,
+    record: &Record,
+    now: Timestamp,
+    callers_skew: i64,
+) -> Change {
     match world.bug {
+        Some(Bug::ReapByCallersClock) => {
+            machine::reap(record, Timestamp::from_micros(now.as_micros() + callers_skew))
+        }
+        Some(Bug::ReapsWhatIsUnknown) if record.state == State::Unknown => Change::Remove,
         Some(Bug::ReaperIgnoresState) if now >= record.expires_at => Change::Remove,
         Some(Bug::NoTombstone) if record.state.is_terminal() && now >= record.expires_at => {
             Change::Remove
@@ -352,9 +332,18 @@ pub(in super::super) fn reap(world: &World, record: &Record, now: Timestamp) -> 
 pub(in super::super) fn resolve(world: &World, mut resolve: Resolve) -> Resolved {
     let looked_at = resolve.fence;
     let found = lock(&world.records).records.get(&resolve.id).cloned();
-    if let (Some(Bug::ResolvedByKeyOnly), Some(record)) = (world.bug, found) {
-        resolve.generation = record.generation;
-        resolve.fence = record.fence;
+    match (world.bug, found) {
+        (Some(Bug::ResolvedByKeyOnly), Some(record)) => {
+            resolve.generation = record.generation;
+            resolve.fence = record.fence;
+        }
+        (Some(Bug::GivenUpTooEarly), Some(_)) => {
+            if let Resolution::GiveUp(reply) = resolve.resolution {
+                resolve.resolution = Resolution::Complete(reply);
+                return world.resolve_by("give_up", None, resolve, looked_at);
+            }
+        }
+        _ => {}
     }
     world.resolve(resolve, looked_at)
 }

@@ -8,14 +8,14 @@ use std::{
 
 use futures_util::FutureExt as _;
 use rand::{Rng as _, rngs::StdRng};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
 use crate::{
     observe,
     outbox::{Backoff, Claimed, Delivered, Delivery, OutboxStore, Settlement, Sink},
     record::AttemptId,
-    store::StoreError,
+    store::{StoreError, StoreErrorKind, StoreFuture},
 };
 
 /// How long a claim is repeated when the store does not answer.
@@ -81,7 +81,10 @@ impl Courier {
         let claim = Claim::default();
         let lease = self.rules.lease();
         loop {
-            match self.store.claim(room, &[&self.name], lease, claim.attempt).await {
+            // What it claims is anybody's once its lease is over.
+            let sinks = [&*self.name];
+            let claimed = self.store.claim(room, &sinks, lease, claim.attempt);
+            match answer(claimed, claim.sent + lease).await {
                 Ok(claimed) => return Some((claim, claimed)),
                 Err(error) if !self.repeat("claim", &error, claim.sent + CLAIM_PATIENCE).await => {
                     return None;
@@ -174,7 +177,7 @@ impl Courier {
         let id = claimed.message_id;
         let applied = loop {
             let settled = self.store.settle(id, claim.attempt, claimed.fence, settlement.clone());
-            match settled.await {
+            match answer(settled, claim.sent + self.rules.lease()).await {
                 Ok(applied) => break applied,
                 Err(error) => {
                     if !self.repeat("settle", &error, claim.sent + self.rules.lease()).await {
@@ -225,6 +228,12 @@ impl Courier {
         sleep(PAUSE).await;
         true
     }
+}
+
+/// What the store answers, if it does so in time. A store may be silent for ever.
+async fn answer<T>(call: StoreFuture<'_, T>, until: Instant) -> Result<T, StoreError> {
+    let late = || StoreError::new(StoreErrorKind::Ambiguous, "any", "no answer in time");
+    timeout_at(until, call).await.unwrap_or_else(|_| Err(late()))
 }
 
 fn dead(why: String) -> Settlement {

@@ -18,6 +18,8 @@ enum Wrong {
     AnswerLost,
     /// It happens, and the process sleeps before it gets the answer.
     Slow(Duration),
+    /// It happens, and there is never an answer.
+    Silent,
 }
 
 /// The next so many claims and settlements go wrong.
@@ -55,6 +57,10 @@ async fn wrongly<T>(wrong: Option<Wrong>, call: StoreFuture<'_, T>) -> Result<T,
             let answer = call.await;
             sleep(time).await;
             answer
+        }
+        Some(Wrong::Silent) => {
+            call.await?;
+            std::future::pending().await
         }
     }
 }
@@ -198,6 +204,22 @@ async fn a_relay_that_slept_after_its_claim_does_not_act_on_it() {
     let nearly = TIMEOUT * 2 - Duration::from_millis(1);
     let failing = Failing::new(&on, &[Wrong::Slow(nearly)], &[]);
     assert_eq!(failing.relay(&sink).run_once(1).await, relayed(1, 0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_silent_is_not_waited_for_for_ever() {
+    for (claims, settlements) in [(&[Wrong::Silent][..], &[][..]), (&[], &[Wrong::Silent])] {
+        let on = outbox();
+        on.staged([message("a")]).await;
+        let failing = Failing::new(&on, claims, settlements);
+        let sink = Scripted::new(true, []);
+        let begun = Instant::now();
+        let lost = Relayed { store_failures: 1, ..Relayed::default() };
+        assert_eq!(failing.relay(&sink).run_once(1).await, lost);
+        assert!(begun.elapsed() <= TIMEOUT * 3, "no longer than its lease");
+        on.clock.advance(TIMEOUT * 3);
+        assert_eq!(failing.relay(&sink).run_once(1).await, relayed(1, 0, 0));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,24 @@
+//! What is remembered of a record: each thing once, however many look at it.
+
+use super::{Verdict, Violation, known::Known};
+use crate::history::Subject;
+
+pub(super) fn check(
+    known: &Known,
+    subject: &Subject,
+    note: &str,
+    attempt: &str,
+    fence: i64,
+) -> Verdict {
+    let Some(story) = known.story_of(subject).filter(|story| !story.lost) else { return Ok(()) };
+    let again = |(event, of, under): &(String, String, i64)| {
+        event == note && of == attempt && *under == fence
+    };
+    match story.notes.iter().any(again) {
+        false => Ok(()),
+        true => {
+            let what = format!("{note} of {attempt} with fence {fence} was noted twice");
+            Err(Violation::of("AUDIT", subject, what))
+        }
+    }
+}
