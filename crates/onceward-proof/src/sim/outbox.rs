@@ -302,7 +302,7 @@ impl NodeSink {
         let world = &self.world;
         self.gate.alive().await;
         let message = number(delivery.message_id);
-        let (fault, kind) = world.pick(&SinkFault::ALL, 4);
+        let (fault, kind) = world.pick(&SinkFault::ALL, 6);
         if fault != SinkFault::None {
             world.fault(kind, format!("node {} for message {message}", self.node));
         }
