@@ -93,6 +93,18 @@ impl Known {
     }
 }
 
+/// Says at its end in which epoch the store was vouched for, if it was.
+struct Vouching<'a> {
+    vouched: &'a AtomicU64,
+    epoch: Option<u64>,
+}
+
+impl Drop for Vouching<'_> {
+    fn drop(&mut self) {
+        self.vouched.store(self.epoch.map_or(0, |epoch| epoch + 1), Ordering::SeqCst);
+    }
+}
+
 impl Canary {
     /// How long keys are refused by default: as long as a reply is kept.
     pub const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -216,17 +228,23 @@ impl Canary {
         let Memory { node, acked } = self.lock().memory;
         // Read before: what connects meanwhile is not vouched for by this beat.
         let epoch = self.store.epoch();
+        // A beat that is not heard of, or does not meet all, takes back what the last one said.
+        let mut vouching = Vouching { vouched: &self.vouched, epoch: None };
         let pulse = self.store.beat(Beat { node, acked }).await?;
         let mut known = self.lock();
         known.memory.acked = known.memory.acked.max(pulse.count);
         let before = std::mem::replace(&mut known.regression, pulse.regression);
         let is_complete = known.muster(pulse.absent, self.clock.monotonic());
         drop(known);
-        if is_complete {
-            self.vouched.store(epoch + 1, Ordering::SeqCst);
-        }
+        // First what is lost, then that the store was asked: who reads them does so the other way round.
         self.tell(before, pulse.regression);
+        vouching.epoch = is_complete.then_some(epoch);
         Ok(())
+    }
+
+    /// Whether other nodes are waited for: the store answers, and may not be believed yet.
+    pub(crate) fn is_mustering(&self) -> bool {
+        self.lock().mustering.is_some()
     }
 
     fn tell(&self, before: Option<Regression>, now: Option<Regression>) {

@@ -5,7 +5,9 @@ CREATE TABLE onceward.beats (
     count bigint NOT NULL,
     at    bigint NOT NULL,
     -- Of the server on which it was made: another one after each promotion.
-    timeline text
+    timeline text,
+    -- When it made its first one there.
+    since bigint NOT NULL
 ) WITH (fillfactor = 50);
 
 -- What was found to be lost, until somebody acknowledges it: at most one row.
@@ -47,11 +49,12 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT * FROM onceward.records r
             WHERE r.scope = w.scope AND r.key = w.key OFFSET 0) r ON true
-        -- An attempt of the same number that began later was granted anew, since the first is gone. A
-        -- fence is not under the time of its grant; one alone is moved on by a resolve.
+        -- What was made after its own grant was made anew, since the first is gone; and so was an
+        -- attempt of the same number that began later. A fence is not under the time of its grant; one
+        -- alone is moved on by a resolve.
         WHERE r.record_id IS NULL OR r.generation < w.generation
             OR (r.generation = w.generation AND (
-                r.attempts < w.attempts
+                r.attempts < w.attempts OR r.created_at > w.fence
                 OR (r.attempts = w.attempts AND r.fence < w.fence)
                 OR (r.attempts = w.attempts AND r.fence > w.fence AND r.started_at > w.fence)
                 OR (w.completed AND r.attempts > w.attempts)
@@ -64,10 +67,11 @@ BEGIN
     IF last.node IS NULL THEN
         DELETE FROM onceward.beats b WHERE b.at <= now_at - kept;
     END IF;
-    INSERT INTO onceward.beats AS b (node, count, at, timeline)
-    VALUES (of_node, greatest(coalesce(last.count, 0), acked) + 1, now_at, here)
+    INSERT INTO onceward.beats AS b (node, count, at, timeline, since)
+    VALUES (of_node, greatest(coalesce(last.count, 0), acked) + 1, now_at, here, now_at)
     ON CONFLICT (node) DO UPDATE
-        SET count = greatest(b.count, acked) + 1, at = now_at, timeline = here
+        SET count = greatest(b.count, acked) + 1, at = now_at, timeline = here,
+            since = CASE WHEN b.timeline IS DISTINCT FROM here THEN now_at ELSE b.since END
     RETURNING b.count INTO counted;
     IF lost THEN
         INSERT INTO onceward.regressions AS g (since, found) VALUES (last.at, now_at)
@@ -82,9 +86,13 @@ BEGIN
         ON CONFLICT DO NOTHING;
     END IF;
     SELECT g.since, g.found INTO lost_after, found_at FROM onceward.regressions g;
-    -- Those that were there a minute ago, and have not been here since the server is another one.
+    -- Those that were there in the last minute of the server before, however long ago that was, and
+    -- have not been here. Who does not come in the first minute here is not waited for.
     SELECT count(*) INTO absent FROM onceward.beats b
-        WHERE b.timeline <> here AND b.at > now_at - 60000000;
+        WHERE b.timeline <> here
+          AND b.at > (SELECT max(o.at) FROM onceward.beats o WHERE o.timeline <> here) - 60000000
+          AND (SELECT min(o.since) FROM onceward.beats o WHERE o.timeline = here)
+              > now_at - 60000000;
     RETURN NEXT;
 END
 $$;

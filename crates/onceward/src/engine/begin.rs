@@ -67,7 +67,7 @@ pub(super) enum Take {
 enum Vouched {
     Yes,
     No,
-    Unanswered,
+    Unanswered { is_down: bool },
 }
 
 /// A reserve was not answered in time.
@@ -172,8 +172,8 @@ impl Engine {
                 match self.vouch(admitted, terms.patience).await {
                     Vouched::Yes => {}
                     Vouched::No => return Begun::Regressed,
-                    Vouched::Unanswered => {
-                        return Begun::StoreFailed { may_be_granted: true, is_down: true };
+                    Vouched::Unanswered { is_down } => {
+                        return Begun::StoreFailed { may_be_granted: true, is_down };
                     }
                 }
             }
@@ -213,7 +213,7 @@ impl Engine {
             Ok(_) => Vouched::Yes,
             Err(error) => {
                 self.store_failed("beat", &error, &admitted.policy.name);
-                Vouched::Unanswered
+                Vouched::Unanswered { is_down: !canary.is_mustering() }
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::{
     clock::Timestamp,
     machine::BEATS_KEPT,
     record::Lease,
-    store::{Beat, Pulse, Regression, StoreError},
+    store::{Beat, NodeId, Pulse, Regression, StoreError},
 };
 
 /// What all connections of a store share.
@@ -27,6 +27,8 @@ use crate::{
 pub(super) struct Witnesses {
     epoch: Arc<AtomicU64>,
     seen: Arc<Mutex<Seen>>,
+    /// Held while a beat asks for what was seen.
+    asking: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Default)]
@@ -35,6 +37,8 @@ struct Seen {
     last: Vec<Option<Witness>>,
     /// Of connections that are no more, until a beat has asked for them.
     before: VecDeque<Witness>,
+    /// The highest count of a beat that was answered, also to a caller that had gone.
+    acked: Option<(NodeId, u64)>,
 }
 
 /// So that a store without a canary does not gather them for ever.
@@ -75,23 +79,37 @@ impl Witnesses {
         }
     }
 
+    /// The same beside what was there: it may be taken back.
+    pub(super) fn put_beside(&self, place: usize, witness: Witness) {
+        self.retire(place);
+        self.put(place, witness);
+    }
+
     /// The connection is another one from now on, perhaps to another server: what was acknowledged on
     /// the old one must not be replaced by what the new one says.
     pub(super) fn retire(&self, place: usize) {
-        let Seen { last, before } = &mut *self.lock();
+        let Seen { last, before, .. } = &mut *self.lock();
         before.extend(last.get_mut(place).and_then(Option::take));
         let too_many = before.len().saturating_sub(BEFORE_MAX);
         before.drain(..too_many);
     }
 
-    /// An effect that was announced, on whichever connection, is known not to have acted.
-    pub(super) fn withdraw(&self, lease: &Lease, name: &str) {
+    /// An effect that was announced, on whichever connection, is about to be withdrawn: no beat may
+    /// ask for it from then on.
+    pub(super) async fn withdraw(&self, lease: &Lease, name: &str) {
         let is_it = |witness: &Witness| {
             witness.step.as_deref() == Some(name)
                 && witness.lease.id == lease.id
                 && witness.lease.fence == lease.fence
         };
         self.remove(is_it);
+        drop(self.asking.lock().await);
+    }
+
+    /// The count that was acknowledged to this node, by its own word or by ours.
+    fn acked(&self, beat: Beat) -> u64 {
+        let seen = self.lock().acked.filter(|(node, _)| *node == beat.node);
+        seen.map_or(beat.acked, |(_, count)| count.max(beat.acked))
     }
 
     fn all(&self) -> Vec<Witness> {
@@ -100,7 +118,8 @@ impl Witnesses {
     }
 
     /// A beat was acknowledged after these: it stands for them. They may be purged one day.
-    fn forget(&self, vouched: &[Witness]) {
+    fn forget(&self, vouched: &[Witness], node: NodeId, count: u64) {
+        self.lock().acked = Some((node, count));
         self.remove(|witness| vouched.contains(witness));
     }
 
@@ -121,14 +140,16 @@ impl Witnesses {
 /// not asked any more.
 pub(super) async fn beat(link: &mut Link, beat: Beat) -> Result<Pulse, StoreError> {
     link.be_as_new_as_any().await?;
-    let witnesses = link.witnesses().all();
+    let shared = link.witnesses().clone();
+    let _asking = shared.asking.lock().await;
+    let (witnesses, acked) = (shared.all(), shared.acked(beat));
     let bind = |link: &Link| {
         let column =
             |value: fn(&Witness) -> String| witnesses.iter().map(value).collect::<Vec<_>>();
         call(&link.statements().beat)
             .bind(link.now())
             .bind(Uuid::from_bytes(*beat.node.as_bytes()))
-            .bind(i64::try_from(beat.acked).unwrap_or(i64::MAX))
+            .bind(i64::try_from(acked).unwrap_or(i64::MAX))
             .bind(micros(BEATS_KEPT))
             .bind(column(|witness| witness.lease.id.scope.as_str().to_owned()))
             .bind(column(|witness| witness.lease.id.key.as_str().to_owned()))
@@ -152,7 +173,7 @@ pub(super) async fn beat(link: &mut Link, beat: Beat) -> Result<Pulse, StoreErro
         regression: read(row, 1)?,
         absent: u32::try_from(absent).map_err(|_| unreadable())?,
     };
-    link.witnesses().forget(&witnesses);
+    shared.forget(&witnesses, beat.node, pulse.count);
     Ok(pulse)
 }
 

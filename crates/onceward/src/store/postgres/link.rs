@@ -126,12 +126,17 @@ impl Link {
 
     /// The same of a step of a phased operation. One that was withdrawn leaves nothing to be found.
     pub(super) fn acknowledged_step(&self, lease: &Lease, advance: &Advance) {
-        let step = match advance {
-            Advance::Save { name, .. } | Advance::Intend { name, .. } => Some(name.clone()),
-            Advance::Withdraw { name } => return self.witnesses.withdraw(lease, name),
+        let (step, is_final) = match advance {
+            Advance::Save { name, .. } => (Some(name.clone()), true),
+            Advance::Intend { name, .. } => (Some(name.clone()), false),
+            Advance::Withdraw { .. } => return,
         };
         let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
-        self.witnesses.put(self.place, Witness { lease, completed: false, step });
+        let witness = Witness { lease, completed: false, step };
+        match is_final {
+            true => self.witnesses.put(self.place, witness),
+            false => self.witnesses.put_beside(self.place, witness),
+        }
     }
 
     /// Connects anew if others did since this connection was made.

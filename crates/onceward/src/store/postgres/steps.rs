@@ -24,6 +24,9 @@ pub(super) async fn advance(
     lease: Lease,
     advance: Advance,
 ) -> Result<Advanced, StoreError> {
+    if let Advance::Withdraw { name } = &advance {
+        link.witnesses().withdraw(&lease, name).await;
+    }
     let rows =
         fetch(link, |link| bind_step(call(&link.statements().step), &lease, &advance)).await?;
     match read_verdict(&rows)? {
