@@ -75,6 +75,18 @@ impl Pair {
     }
 }
 
+/// What is said to the lost key once a grant that was not believed is given back: a moment after its
+/// answer.
+async fn given_back(service: &Service) -> (u16, String) {
+    loop {
+        let said = service.charge(LOST).await.says();
+        if said != says(409, "key_in_progress") {
+            return said;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_failover_that_lost_commits_no_key_runs_a_second_time() {
     let mut pair = Pair::start().await;
@@ -92,7 +104,7 @@ async fn after_a_failover_that_lost_commits_no_key_runs_a_second_time() {
     assert!(canary.regression().is_some(), "it is reported");
     assert_eq!(service.charge(KEPT).await.says(), says(200, "replayed"));
     assert_eq!(service.charge(NEW).await.says(), says(503, "store_regressed"));
-    assert_eq!(service.charge(LOST).await.says(), says(503, "store_regressed"));
+    assert_eq!(given_back(&service).await, says(503, "store_regressed"));
     assert_eq!(service.runs(), 2);
     // Somebody who was not there when it happened is told.
     let (other, ..) = pair.node().await;
@@ -101,7 +113,7 @@ async fn after_a_failover_that_lost_commits_no_key_runs_a_second_time() {
     assert!(known.is_some());
     canary.beat().await.expect("a beat");
     assert_eq!(service.charge(NEW).await.says(), says(200, "executed"));
-    assert_eq!(service.charge(LOST).await.says(), says(200, "executed"), "an operator said so");
+    assert_eq!(given_back(&service).await, says(200, "executed"), "an operator said so");
 }
 
 #[tokio::test(flavor = "multi_thread")]
