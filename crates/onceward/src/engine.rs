@@ -67,7 +67,8 @@ use durations::Durations;
 pub use durations::Took;
 use quota::{Exceeded, Quota};
 pub use quota::{Limits, Rate};
-pub use resume::{Resumed, Which};
+pub(crate) use resume::Ready;
+pub use resume::Resumed;
 pub use tenants::ScopeTraffic;
 use tenants::Tenants;
 use wait::Waiters;
@@ -387,7 +388,8 @@ struct Call<'a, R> {
 }
 
 impl<R: Send + 'static> Call<'_, R> {
-    async fn lead<H>(mut self, handler: H)
+    /// `false` if the record was not reached: requests are refused now, or the store did not answer.
+    async fn lead<H>(mut self, handler: H) -> bool
     where
         H: Handler<Rest = R>,
     {
@@ -395,10 +397,14 @@ impl<R: Send + 'static> Call<'_, R> {
         let now = engine.clock.monotonic();
         let passage = match engine.breaker.enter(now) {
             Ok(passage) => passage,
-            Err(retry_after) => return self.reject(Rejection::store_is_down(retry_after)),
+            Err(retry_after) => {
+                self.reject(Rejection::store_is_down(retry_after));
+                return false;
+            }
         };
         if let Err(exceeded) = engine.quota.look(self.limits, &self.ask.id.scope, now) {
-            return self.limit(exceeded);
+            self.limit(exceeded);
+            return false;
         }
         let terms = Terms {
             wait: self.admitted.wait,
@@ -419,6 +425,7 @@ impl<R: Send + 'static> Call<'_, R> {
             Begun::StoreFailed { is_down: true, .. } => passage.failed(engine.clock.monotonic()),
             _ => drop(passage),
         }
+        let reached = !matches!(begun, Begun::StoreFailed { .. });
         // What is large is boxed: the task is moved as a whole, for replays too.
         match begun {
             Begun::Decided(Decision::Execute(lease), deadline, place) => {
@@ -458,6 +465,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 }
             }
         }
+        reached
     }
 }
 

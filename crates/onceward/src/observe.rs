@@ -49,6 +49,7 @@ const INCIDENT: &str = "onceward_incident_total";
 const GIVEN_UP: &str = "onceward_queued_given_up_total";
 const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
+const WORKER_ERRORS: &str = "onceward_worker_error_total";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
 /// it when it is built; do it again if the recorder is installed later.
@@ -119,6 +120,10 @@ pub(crate) fn given_up(route: &str) {
     counter!(GIVEN_UP, "route" => route.to_owned()).increment(1);
 }
 
+pub(crate) fn worker_failed(worker: &'static str) {
+    counter!(WORKER_ERRORS, "worker" => worker).increment(1);
+}
+
 pub(crate) fn operation_took(route: &str, duration: Duration) {
     histogram!(OPERATION_DURATION, "route" => route.to_owned()).record(duration.as_secs_f64());
 }
@@ -162,8 +167,7 @@ pub fn refused(route: &str, status: StatusCode, outcome: &str) {
 pub use worker::WORKER_METRICS;
 #[cfg(feature = "worker")]
 pub(crate) use worker::{
-    outbox_surveyed, purged, reaped, surveyed, swept, took, worker_failed, worker_ran,
-    worker_started,
+    outbox_surveyed, purged, reaped, surveyed, swept, took, worker_ran, worker_started,
 };
 
 #[cfg(feature = "worker")]

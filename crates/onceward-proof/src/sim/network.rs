@@ -11,7 +11,7 @@ use onceward::{
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, Reaped, Reservation, Resolve,
         Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind, StoreFuture, Swept,
-        Write, Written,
+        Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -187,7 +187,7 @@ impl Store for NodeStore {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn resumable(&self, _: u32) -> StoreFuture<'_, Vec<Resumable>> {
+    fn resumable(&self, _: Which, _: u32) -> StoreFuture<'_, Vec<Resumable>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 

@@ -590,8 +590,9 @@ END
 $$;
 
 -- What waits for a worker: pending work that is due, then phased work whose lease is over and that may go
--- on, in each the longest waiting first. Each by its own index, whatever the planner believes.
-CREATE FUNCTION onceward.resumable(t bigint, most bigint)
+-- on, in each the longest waiting first, without the first few. Each by its own index, whatever the
+-- planner believes. With `accepted` only what was accepted for later.
+CREATE FUNCTION onceward.resumable(t bigint, accepted boolean, most bigint, skipped bigint)
 RETURNS TABLE (record_id bigint, "position" bigint)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -612,12 +613,13 @@ BEGIN
            WHERE l.check_at <= resumable.t
              AND r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= resumable.t
              AND coalesce(r.open_effect_idempotent, true)
-           ORDER BY r.lease_until LIMIT most)
+             AND (NOT accepted OR r.queued_until IS NOT NULL)
+           ORDER BY r.lease_until LIMIT most + skipped)
           UNION ALL
           (SELECT r.record_id, r.lease_until, 0 FROM onceward.records r
            WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
-           ORDER BY r.due_at LIMIT most)) d
-    ORDER BY 2 LIMIT most;
+           ORDER BY r.due_at LIMIT most + skipped)) d
+    ORDER BY 2 LIMIT most OFFSET skipped;
 END
 $$;
 

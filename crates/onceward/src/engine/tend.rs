@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::{Engine, begin::timed_out};
+use super::{Engine, begin::timed_out, resume::GivenUp};
 use crate::{
     clock::Timestamp,
     observe,
@@ -74,8 +74,9 @@ impl Engine {
         let overdue = records
             .into_iter()
             .filter(|record| record.queued_until.is_some_and(|end| end <= now))
-            .map(|record| self.give_up(Box::new(record)));
-        let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
+            .map(|record| async move { self.give_up(&record).await });
+        let ends = join_all(overdue).await;
+        let given_up = ends.into_iter().filter(|end| *end == GivenUp::Yes).count();
         Ok((u32::try_from(given_up).unwrap_or(u32::MAX), next))
     }
 

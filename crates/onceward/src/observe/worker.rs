@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
-use super::{RECONCILE_SCHEDULED, TTL_PRUNED, ZOMBIE_KEY, count};
+use super::{RECONCILE_SCHEDULED, TTL_PRUNED, WORKER_ERRORS as ERRORS, ZOMBIE_KEY, count};
 use crate::{
     clock::Timestamp,
     engine::Took,
@@ -32,7 +32,6 @@ pub const WORKER_METRICS: [(&str, &str); 14] = [
 
 const LAST_RUN: &str = "onceward_worker_last_run_timestamp_seconds";
 const RUN_DURATION: &str = "onceward_worker_run_duration_seconds";
-const ERRORS: &str = "onceward_worker_error_total";
 const SWEPT: &str = "onceward_swept_total";
 const REAPED: &str = "onceward_reaped_total";
 const PURGED: &str = "onceward_purged_total";
@@ -74,10 +73,6 @@ pub(crate) fn worker_started(worker: &'static str, now: Timestamp) {
 pub(crate) fn worker_ran(worker: &'static str, now: Timestamp, took: Duration) {
     gauge!(LAST_RUN, "worker" => worker).set(seconds(now));
     gauge!(RUN_DURATION, "worker" => worker).set(took.as_secs_f64());
-}
-
-pub(crate) fn worker_failed(worker: &'static str) {
-    counter!(ERRORS, "worker" => worker).increment(1);
 }
 
 pub(crate) fn swept(state: State, route: &str) {

@@ -10,7 +10,7 @@ use crate::{
     scope::Scope,
     store::{
         Advance, Advanced, Ask, Claim, Database, Identity, IdentityCheck, Reaped, Reservation,
-        Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept, Write, Written,
+        Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };

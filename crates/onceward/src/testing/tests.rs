@@ -19,8 +19,8 @@ use crate::{
     scope::Scope,
     store::{
         Advance, Advanced, Ask, Claim, Identity, IdentityCheck, MemoryStore, Reaped, Reservation,
-        Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind, StoreFuture, Swept, Write,
-        Written,
+        Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind, StoreFuture, Swept, Which,
+        Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -117,8 +117,8 @@ impl Store for Broken {
         })
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        self.inner.resumable(limit)
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.inner.resumable(which, limit)
     }
 
     fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {

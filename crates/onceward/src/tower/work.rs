@@ -1,8 +1,9 @@
 //! The worker: a bounded number of operations at once, each in a task of its own.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::Request;
 use tokio::{
     sync::mpsc,
@@ -11,9 +12,11 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    engine::{Engine, Handler, Resumed, Which},
+    engine::{Engine, Handler, Ready, Resumed},
+    observe,
     policy::Policy,
     record::RecordId,
+    store::{StoreError, Which},
 };
 
 /// Goes on with operations that wait for a worker, at most `at_once` of them at a time: phased ones that
@@ -48,7 +51,7 @@ pub async fn work<H, F>(
         let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
         let mut more = at_work.len() >= at_once;
         if !more {
-            match engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which).await {
+            match look(&engine, listed, which).await {
                 Ok((ready, resumed)) => {
                     left = resumed.left as usize;
                     let given_up = resumed.given_up as usize;
@@ -64,10 +67,10 @@ pub async fn work<H, F>(
                             continue;
                         }
                         taken += 1;
-                        let end = End(ready.id().clone(), ended.clone());
+                        let mut end = End::new(ready.id(), &ended);
                         let (engine, handler) = (Arc::clone(&engine), Arc::clone(&handler));
                         tokio::spawn(async move {
-                            engine.go_on(ready, &*handler).await;
+                            end.moved = engine.go_on(ready, &*handler).await;
                             drop(end);
                         });
                     }
@@ -80,15 +83,21 @@ pub async fn work<H, F>(
                         continue;
                     }
                 }
-                Err(error) => warn!(%error, "operations that wait could not be looked for"),
+                Err(error) => {
+                    observe::worker_failed(NAME);
+                    warn!(%error, "operations that wait could not be looked for");
+                }
             }
         }
-        // Until it is worth looking again.
+        // Until it is worth looking again. Where nothing came of anything, the next look would find the
+        // same, and read all of it.
+        let mut any_moved = false;
         loop {
             tokio::select! {
-                Some(id) = ends.recv() => {
+                Some((id, moved)) = ends.recv() => {
                     at_work.remove(&id);
-                    if more && at_work.len() <= at_once / 2 {
+                    any_moved |= moved;
+                    if more && any_moved && at_work.len() <= at_once / 2 {
                         break;
                     }
                 }
@@ -100,18 +109,41 @@ pub async fn work<H, F>(
     }
 }
 
+/// As it is called in metrics.
+const NAME: &str = "dispatcher";
+
 /// Between two looks, should everything end at once without having been done.
 const PAUSE_LEAST: Duration = Duration::from_millis(5);
 
 /// More are not read at a time, with their requests.
 const LISTED_MAX: usize = 1000;
 
-/// Tells that an operation has ended, however it did.
-struct End(RecordId, mpsc::UnboundedSender<RecordId>);
+/// One look, which must not be the end of all looks, whatever a store does.
+async fn look(
+    engine: &Engine,
+    listed: usize,
+    which: Which,
+) -> Result<(Vec<Ready>, Resumed), StoreError> {
+    let ready = engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which);
+    AssertUnwindSafe(ready).catch_unwind().await.unwrap_or_else(|_| Err(StoreError::panicked()))
+}
+
+/// Tells that an operation has ended, however it did, and whether it is still where it was.
+struct End {
+    id: RecordId,
+    moved: bool,
+    to: mpsc::UnboundedSender<(RecordId, bool)>,
+}
+
+impl End {
+    fn new(id: &RecordId, to: &mpsc::UnboundedSender<(RecordId, bool)>) -> Self {
+        End { id: id.clone(), moved: false, to: to.clone() }
+    }
+}
 
 impl Drop for End {
     fn drop(&mut self) {
         // The worker may be gone.
-        let _ = self.1.send(self.0.clone());
+        let _ = self.to.send((self.id.clone(), self.moved));
     }
 }

@@ -1,8 +1,9 @@
 //! Running a worker again and again: with some jitter, so that many processes do not come at once;
 //! sooner when there is more to do; later and later while it fails.
 
-use std::{pin::pin, time::Duration};
+use std::{panic::AssertUnwindSafe, pin::pin, time::Duration};
 
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
@@ -51,7 +52,9 @@ pub(crate) async fn repeat<W: Worker>(
             is_draining = sleep_unless_draining(engine, next) => if is_draining { return },
         }
         let begun = Instant::now();
-        next = match worker.once().await {
+        // A panic must not be the end of a worker: nobody would start it again, or notice.
+        let once = AssertUnwindSafe(worker.once()).catch_unwind();
+        next = match once.await.unwrap_or_else(|_| Err(StoreError::panicked())) {
             Ok(more) => {
                 if failures > 0 {
                     info!(worker = name, failures, "a worker is at work again");

@@ -83,15 +83,18 @@ impl Sweeper {
     /// One bounded run, in small batches with pauses between them.
     ///
     /// # Errors
-    /// When the store does not answer. What was done stays done.
+    /// When the store does not answer: with the first error, after all was tried. What was done stays
+    /// done.
     ///
     /// # Cancel safety
     /// May be dropped: each record was moved on, or it was not.
     pub async fn run_once(&self) -> Result<Sweep, StoreError> {
         let mut sweep = Sweep::default();
-        let stopped = self.sweep(&mut sweep).await?;
-        if !stopped {
-            self.give_up(&mut sweep).await?;
+        let swept = self.sweep(&mut sweep).await;
+        if !matches!(swept, Ok(true)) {
+            // What fails for the one must not keep the other for ever.
+            let given_up = self.give_up(&mut sweep).await;
+            swept.and(given_up)?;
         }
         Ok(sweep)
     }

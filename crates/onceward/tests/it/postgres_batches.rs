@@ -495,7 +495,7 @@ async fn pending_work_that_is_due_is_found_by_its_index_among_many_records() {
                 WHERE record_id <= 3000; \
                 DELETE FROM leases WHERE record_id <= 3000";
     run(&mut look, pend).await;
-    let due = format!("SELECT * FROM {}.resumable(2000, 16)", home.schema);
+    let due = format!("SELECT * FROM {}.resumable(2000, false, 16, 0)", home.schema);
     assert_eq!(lines(&mut look, &format!("SELECT record_id::text FROM ({due}) d")).await.len(), 16);
     let looked_at = pages(&home, &due).await;
     assert!(looked_at < 100, "{looked_at} pages");

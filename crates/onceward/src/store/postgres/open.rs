@@ -160,7 +160,7 @@ impl Statements {
             resumable: named(
                 "SELECT r.*, q.request, \
                  NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
-                 FROM onceward.resumable(onceward.micros($1), $2) AS d (record_id, position) \
+                 FROM onceward.resumable(onceward.micros($1), $2, $3, $4) AS d (record_id, position) \
                  CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
                  WHERE r.record_id = d.record_id OFFSET 0) r \
                  LEFT JOIN LATERAL (SELECT * FROM onceward.requests q \

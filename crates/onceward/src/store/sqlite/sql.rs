@@ -123,7 +123,7 @@ pub(super) const RESUMABLE: &str = concat!(
     request_columns!(),
     " FROM (SELECT record_id AS due_id, lease_until AS due_at, 1 AS line FROM records \
      WHERE state = 'in_progress' AND lease_until <= ?1 AND effects = 'phased' \
-     AND effect_idempotent IS NOT 0 \
+     AND effect_idempotent IS NOT 0 AND (?4 OR queued_until IS NOT NULL) \
      UNION ALL SELECT record_id, lease_until, 0 FROM records \
      WHERE state = 'pending' AND lease_until <= ?1 ORDER BY 3, 2 LIMIT ?2 OFFSET ?3) \
      CROSS JOIN records ON record_id = due_id LEFT JOIN (\

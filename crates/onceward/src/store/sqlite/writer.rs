@@ -22,7 +22,7 @@ use crate::{
     machine::Change,
     record::{AuditRecord, Record, RecordId, SavedStep},
     scope::Scope,
-    store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept},
+    store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept, Which},
 };
 
 type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
@@ -33,7 +33,7 @@ pub(super) enum Work {
     Statement(Box<dyn PendingStatement>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
-    Resumable(u32, Sender<Vec<Resumable>>),
+    Resumable(Which, u32, Sender<Vec<Resumable>>),
     DueUnknown(u32, Sender<Vec<Record>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
@@ -330,8 +330,8 @@ impl Writer {
             Work::Steps(id, generation, sender) => {
                 let _ = sender.send(self.saved_steps(&id, generation).await.map_err(single));
             }
-            Work::Resumable(limit, sender) => {
-                let _ = sender.send(self.resumable(limit).await.map_err(single));
+            Work::Resumable(which, limit, sender) => {
+                let _ = sender.send(self.resumable(which, limit).await.map_err(single));
             }
             Work::DueUnknown(limit, sender) => {
                 let _ = sender.send(self.due_unknown(limit).await.map_err(single));
