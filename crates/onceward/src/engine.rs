@@ -98,6 +98,9 @@ pub struct Engine {
     accepted: Arc<Notify>,
     durations: Arc<Durations>,
     tenants: Arc<Tenants>,
+    /// Those that were started.
+    #[cfg(feature = "worker")]
+    workers: Arc<std::sync::Mutex<std::collections::HashSet<&'static str>>>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -239,6 +242,8 @@ impl Engine {
             accepted: Arc::default(),
             durations: Arc::default(),
             tenants: Arc::default(),
+            #[cfg(feature = "worker")]
+            workers: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }
@@ -257,6 +262,8 @@ impl Engine {
             accepted: Arc::clone(&self.accepted),
             durations: Arc::clone(&self.durations),
             tenants: Arc::clone(&self.tenants),
+            #[cfg(feature = "worker")]
+            workers: Arc::clone(&self.workers),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }

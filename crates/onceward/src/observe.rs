@@ -50,6 +50,7 @@ const GIVEN_UP: &str = "onceward_queued_given_up_total";
 const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 const WORKER_ERRORS: &str = "onceward_worker_error_total";
+const WORKER_FAILED_IN_A_ROW: &str = "onceward_worker_failed_in_a_row";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
 /// it when it is built; do it again if the recorder is installed later.
@@ -120,8 +121,15 @@ pub(crate) fn given_up(route: &str) {
     counter!(GIVEN_UP, "route" => route.to_owned()).increment(1);
 }
 
-pub(crate) fn worker_failed(worker: &'static str) {
+/// One more run failed, the so manyth since the last one that did not.
+pub(crate) fn worker_failed(worker: &'static str, in_a_row: u32) {
     counter!(WORKER_ERRORS, "worker" => worker).increment(1);
+    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(f64::from(in_a_row));
+}
+
+/// It works again.
+pub(crate) fn worker_recovered(worker: &'static str) {
+    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }
 
 pub(crate) fn operation_took(route: &str, duration: Duration) {

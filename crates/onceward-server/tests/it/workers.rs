@@ -297,7 +297,7 @@ fn every_alert_has_a_page_that_says_what_to_do() {
     let pages = std::fs::read_dir(format!("{root}/docs/runbooks")).expect("runbooks");
     let pages: BTreeSet<String> = pages
         .map(|page| page.expect("a page").file_name().into_string().expect("text"))
-        .filter(|name| name != "README.md")
+        .filter(|name| name.starts_with("Onceward"))
         .collect();
     let wanted: BTreeSet<String> = named.iter().map(|alert| format!("{alert}.md")).collect();
     assert_eq!(pages, wanted);

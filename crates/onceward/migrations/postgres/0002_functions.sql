@@ -509,7 +509,7 @@ $$;
 -- Moves records on whose lease ran out, by their declared effects. The condition is in the write,
 -- and a locked row is alive: it is skipped. A record with steps stays for whoever goes on with it,
 -- unless an effect that must not be called again is open. Queued work that cannot have acted waits to be
--- claimed again.
+-- claimed again. Looks at so many at most; with a last row that is empty there may be others.
 CREATE FUNCTION onceward.sweep(at bigint, most integer)
 RETURNS TABLE (scope text, key text, state text, attempt uuid)
 LANGUAGE plpgsql VOLATILE
@@ -521,12 +521,12 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(sweep.at);
-    moved integer := 0;
+    looked integer := 0;
+    looked_before integer;
     due record;
-    found_any boolean;
 BEGIN
     LOOP
-        found_any := false;
+        looked_before := looked;
         FOR due IN
             SELECT l.check_at, r.record_id, r.state, r.lease_until, r.fence, r.generation, r.attempt,
                    r.scope, r.key,
@@ -544,9 +544,9 @@ BEGIN
                 FOR UPDATE SKIP LOCKED) r
             WHERE l.check_at <= t
             ORDER BY l.check_at
-            LIMIT most - moved
+            LIMIT most - looked
         LOOP
-            found_any := true;
+            looked := looked + 1;
             DELETE FROM onceward.leases l
             WHERE l.check_at = due.check_at AND l.record_id = due.record_id;
             CONTINUE WHEN due.state <> 'in_progress';
@@ -581,11 +581,17 @@ BEGIN
             VALUES (t, due.scope, due.key, due.generation, 'lease_expired', due.attempt, due.fence,
                     state)
             ON CONFLICT DO NOTHING;
-            moved := moved + 1;
             RETURN NEXT;
         END LOOP;
-        EXIT WHEN NOT found_any OR moved >= most;
+        EXIT WHEN looked = looked_before OR looked >= most;
     END LOOP;
+    IF looked >= most THEN
+        scope := NULL;
+        key := NULL;
+        state := NULL;
+        attempt := NULL;
+        RETURN NEXT;
+    END IF;
 END
 $$;
 
@@ -643,8 +649,10 @@ END
 $$;
 
 -- Drops the replies of records past retention, and purges tombstones past theirs. Never touches a
--- record that is not terminal.
-CREATE FUNCTION onceward.reap(at bigint, most integer, OUT expired integer, OUT purged integer)
+-- record that is not terminal. Looks at so many at most; with `more` there may be others.
+CREATE FUNCTION onceward.reap(
+    at bigint, most integer, OUT expired integer, OUT purged integer, OUT more boolean
+)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET enable_hashjoin = off
@@ -654,6 +662,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(reap.at);
+    looked integer := 0;
     due bigint[];
     gone bigint[];
     buried bigint[];
@@ -663,9 +672,10 @@ BEGIN
     LOOP
         SELECT array_agg(d.record_id) INTO due FROM (
             SELECT r.record_id FROM onceward.records r WHERE r.reap_at <= t
-            ORDER BY r.reap_at LIMIT most - expired - purged FOR UPDATE SKIP LOCKED
+            ORDER BY r.reap_at LIMIT most - looked FOR UPDATE SKIP LOCKED
         ) d;
         EXIT WHEN due IS NULL;
+        looked := looked + cardinality(due);
         WITH deleted AS (
             DELETE FROM onceward.records r
             WHERE r.record_id = ANY (due) AND r.state IN ('completed', 'failed_retryable', 'expired')
@@ -695,8 +705,9 @@ BEGIN
         WHERE r.record_id = ANY (due) AND r.record_id <> ALL (gone || buried);
         purged := purged + cardinality(gone);
         expired := expired + cardinality(buried);
-        EXIT WHEN expired + purged >= most;
+        EXIT WHEN looked >= most;
     END LOOP;
+    more := looked >= most;
 END
 $$;
 

@@ -44,6 +44,7 @@ pub async fn work<H, F>(
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut at_work: HashSet<RecordId> = HashSet::new();
     let mut left = 0;
+    let mut failures = 0_u32;
     loop {
         let next_look = Instant::now() + every;
         let not_before = Instant::now() + PAUSE_LEAST;
@@ -53,6 +54,10 @@ pub async fn work<H, F>(
         if !more {
             match look(&engine, listed, which).await {
                 Ok((ready, resumed)) => {
+                    if failures > 0 {
+                        failures = 0;
+                        observe::worker_recovered(NAME);
+                    }
                     left = resumed.left as usize;
                     let given_up = resumed.given_up as usize;
                     // A full list: there may be more behind it.
@@ -84,7 +89,8 @@ pub async fn work<H, F>(
                     }
                 }
                 Err(error) => {
-                    observe::worker_failed(NAME);
+                    failures = failures.saturating_add(1);
+                    observe::worker_failed(NAME, failures);
                     warn!(%error, "operations that wait could not be looked for");
                 }
             }

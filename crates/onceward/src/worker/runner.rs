@@ -41,7 +41,7 @@ pub(crate) async fn repeat<W: Worker>(
     stop: impl Future<Output = ()> + Send,
 ) {
     let (name, engine) = (W::NAME, worker.engine());
-    observe::worker_started(name, engine.now());
+    observe::worker_started(name, every, engine.starts(name).then(|| engine.now()));
     let mut failures = 0_u32;
     let mut next = some_of(every / 10);
     let mut stop = pin!(stop);
@@ -71,7 +71,7 @@ pub(crate) async fn repeat<W: Worker>(
                     warn!(worker = name, %error, source, "a worker failed, and will try again");
                 }
                 failures = failures.saturating_add(1);
-                observe::worker_failed(name);
+                observe::worker_failed(name, failures);
                 let doubled = AFTER_FAILURE * (1 << (failures - 1).min(10));
                 jittered(doubled.min(every))
             }

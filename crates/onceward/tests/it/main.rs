@@ -53,4 +53,5 @@ mod staging;
 mod steps;
 mod stores;
 mod workers;
+mod workers_stores;
 mod workers_trouble;

@@ -104,6 +104,7 @@ pub(super) struct Statements {
     pub(super) redrive: Arc<str>,
     pub(super) discard: Arc<str>,
     pub(super) purge_done: Arc<str>,
+    pub(super) backlog: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) audit_log: Arc<str>,
@@ -199,6 +200,11 @@ impl Statements {
             redrive: named("SELECT * FROM onceward.redrive($1, $2)"),
             discard: named("SELECT * FROM onceward.discard($1)"),
             purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
+            backlog: named(
+                "SELECT (SELECT count(*) FROM (SELECT FROM onceward.outbox WHERE state = 'dead' \
+                 LIMIT $1) d), \
+                 (SELECT min(next_at) FROM onceward.outbox WHERE state = 'ready' AND NOT held)",
+            ),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \
                  reply_headers, reply_schema, reply_body FROM onceward.audit_records \

@@ -1,6 +1,6 @@
 //! The statements of the writer.
 
-use super::row::{record_columns, rest_columns};
+use super::row::{listed_columns, plain_columns, record_columns, rest_columns};
 
 /// Loads what is asked for in one trip. CROSS JOIN keeps the order: one index lookup for each name.
 pub(super) const LOAD: &str = concat!(
@@ -28,16 +28,22 @@ pub(super) const DUE_UNKNOWN: &str = concat!(
      ORDER BY reconcile_after LIMIT ? OFFSET ?"
 );
 
-/// Retention that is over, and tombstones whose time is over: one index each.
+/// Retention that is over, and tombstones whose time is over: one index each. Nobody needs the replies,
+/// and they may be large.
 pub(super) const DUE_RETENTION: &str = concat!(
     "SELECT ",
-    record_columns!(),
+    listed_columns!(),
     " FROM records WHERE record_id IN (\
      SELECT record_id FROM records \
      WHERE state IN ('completed', 'failed_retryable') AND expires_at <= ? \
      UNION ALL SELECT record_id FROM records WHERE state = 'expired' AND purge_at <= ? \
      LIMIT ? OFFSET ?)"
 );
+
+/// A tombstone in place of a record.
+pub(super) const BURY: &str = "UPDATE records SET state = ?, void = ?, reply_status = ?, \
+    reply_headers = ?, reply_schema = ?, reply_encoding = ?, reply_length = ?, reply_body = ?, \
+    reply_digest = ? WHERE scope = ? AND key = ?";
 
 pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \

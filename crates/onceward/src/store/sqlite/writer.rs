@@ -237,7 +237,8 @@ impl Writer {
             .collect();
         let removed = changed.iter().filter(|(_, change)| **change == Changed::Removed);
         let removed: Vec<&RecordId> = removed.map(|(id, _)| id).collect();
-        let changes = Changes { puts: &puts, removed: &removed, audits: &audits, beside };
+        let changes =
+            Changes { buried: &[], puts: &puts, removed: &removed, audits: &audits, beside };
         self.write_and_commit(changes).await?;
         Ok(readable)
     }

@@ -8,8 +8,8 @@ use std::{
 use crate::{
     clock::{Clock, Timestamp},
     outbox::{
-        Claimed, Message, MessageId, MessageState, OutboxStore, Owner, Settlement, Staged,
-        StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, Message, MessageId, MessageState, OutboxStore, Owner,
+        Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease, State},
     store::{Store, StoreFuture},
@@ -277,5 +277,20 @@ impl OutboxStore for MemoryOutbox {
         Box::pin(self.remove(limit, move |stored| {
             stored.done_at.is_some_and(|done_at| done_at.plus(older_than) <= now)
         }))
+    }
+
+    fn backlog(&self) -> StoreFuture<'_, Backlog> {
+        Box::pin(async move {
+            let rows = self.rows();
+            let in_state = |state| {
+                rows.rows.iter().map(|row| &row.stored).filter(move |one| one.state == state)
+            };
+            let dead = in_state(MessageState::Dead).take(DEAD_LETTERS_MAX as usize).count();
+            let ready = in_state(MessageState::Ready).filter(|one| rows.is_head(one));
+            Ok(Backlog {
+                dead_letters: u32::try_from(dead).unwrap_or(DEAD_LETTERS_MAX),
+                due_at: ready.map(|one| one.next_at).min(),
+            })
+        })
     }
 }
