@@ -2,6 +2,7 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
+use metrics_exporter_prometheus::PrometheusBuilder;
 use onceward::{
     Effects, Policy, Queued, Store as _,
     record::State,
@@ -86,4 +87,41 @@ async fn a_worker_that_panics_is_tried_again() {
     let record = service.memory.load(&ask("key").id).await.expect("memory answers");
     assert_eq!(record.map(|record| record.state), Some(State::Unknown));
     running.abort();
+}
+
+#[test]
+fn a_worker_that_never_ends_a_run_looks_so_however_often_it_is_started() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    let told = |name: &str| -> f64 {
+        let rendered = handle.render();
+        let line = rendered
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}{{worker=\"sweeper\"}} ")));
+        line.unwrap_or_else(|| panic!("{name}:\n{rendered}")).parse().expect("a number")
+    };
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let faults = Faults::default();
+            let policy = Policy::required();
+            let service = Service::on(|memory| faults.on(memory), policy, |_| async { "charged" });
+            faults.fail(StoreCall::Sweep, Fault::Refused, FOR_EVER);
+            let mut started = Vec::new();
+            for _ in 0..2 {
+                let sweeper = Sweeper::new(Arc::clone(&service.engine));
+                sweeper.run(SECOND * 30, tokio::time::sleep(SECOND * 40)).await;
+                assert!(told("onceward_worker_failed_in_a_row") >= 3.0);
+                assert_eq!(told("onceward_worker_period_seconds"), 30.0);
+                started.push(told("onceward_worker_last_run_timestamp_seconds"));
+            }
+            assert_eq!(started[0], started[1]);
+            faults.heal();
+            let sweeper = Sweeper::new(Arc::clone(&service.engine));
+            sweeper.run(SECOND * 30, tokio::time::sleep(SECOND * 40)).await;
+            assert_eq!(told("onceward_worker_failed_in_a_row"), 0.0);
+            assert!(told("onceward_worker_last_run_timestamp_seconds") > started[1] + 80.0);
+        });
+    });
 }

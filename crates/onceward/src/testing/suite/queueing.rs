@@ -129,6 +129,20 @@ pub async fn overdue_work_is_listed_by_the_end_of_its_time(on: Harness) {
     assert_eq!((keys(&rest), rest.next), (vec!["third".to_owned()], None));
 }
 
+/// Else what has just become unknown would look as old as its queue was long.
+pub async fn the_age_of_an_attempt_is_without_the_time_in_the_queue(on: Harness) {
+    let ask = accepted(&on, queued("key")).await;
+    let accepted_at = on.now();
+    on.clock.advance(Duration::from_secs(3600));
+    assert_eq!(on.stats().await.oldest_pending, Some(accepted_at));
+    let lease = claimed(&on, &ask).await;
+    let begun_at = on.now();
+    on.clock.advance(Duration::from_secs(1));
+    assert_eq!(on.stats().await.oldest_in_progress, Some(begun_at));
+    assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    assert_eq!(on.stats().await.oldest_unknown, Some(begun_at));
+}
+
 /// What was not executed is pending again, with its request, and not due before a pause.
 pub async fn queued_work_that_is_released_is_begun_again_after_a_pause(on: Harness) {
     let ask = accepted(&on, queued("key")).await;
