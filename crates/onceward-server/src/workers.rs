@@ -15,7 +15,8 @@ use tokio::{
 
 use crate::config;
 
-/// Workers that run until this is dropped: what one of them is at then comes to its end.
+/// Workers that run until they are stopped or replaced: what one of them is at comes to its end. If this
+/// is only dropped they are cut off where they are, as in a crash.
 pub(crate) struct Workers {
     tasks: JoinSet<()>,
     /// Tells them to stop by going away.

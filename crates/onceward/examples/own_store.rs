@@ -17,7 +17,7 @@ use onceward::{
     store::{
         Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Pulse,
         Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture,
-        Swept, Write, Written,
+        Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -142,10 +142,11 @@ impl Store for OneLockStore {
         })
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
         self.locked(move |inside| {
             let now = self.clock.now();
             let due = inside.records.values().filter(|it| machine::is_resumable(it, now));
+            let due = due.filter(|it| which.includes(it));
             let mut due: Vec<Resumable> = due
                 .map(|record| Resumable {
                     record: Box::new(record.clone()),

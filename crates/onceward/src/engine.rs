@@ -68,7 +68,8 @@ use durations::Durations;
 pub use durations::Took;
 use quota::{Exceeded, Quota};
 pub use quota::{Limits, Rate};
-pub use resume::{Resumed, Which};
+pub(crate) use resume::Ready;
+pub use resume::Resumed;
 pub use tenants::ScopeTraffic;
 use tenants::Tenants;
 use wait::Waiters;
@@ -99,6 +100,9 @@ pub struct Engine {
     accepted: Arc<Notify>,
     durations: Arc<Durations>,
     tenants: Arc<Tenants>,
+    /// Those that were started.
+    #[cfg(feature = "worker")]
+    workers: Arc<std::sync::Mutex<std::collections::HashSet<&'static str>>>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
     identity_asked: tokio::sync::Mutex<()>,
@@ -254,6 +258,8 @@ impl Engine {
             accepted: Arc::default(),
             durations: Arc::default(),
             tenants: Arc::default(),
+            #[cfg(feature = "worker")]
+            workers: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
         }
@@ -272,6 +278,8 @@ impl Engine {
             accepted: Arc::clone(&self.accepted),
             durations: Arc::clone(&self.durations),
             tenants: Arc::clone(&self.tenants),
+            #[cfg(feature = "worker")]
+            workers: Arc::clone(&self.workers),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
     }
@@ -409,7 +417,8 @@ struct Call<'a, R> {
 }
 
 impl<R: Send + 'static> Call<'_, R> {
-    async fn lead<H>(mut self, handler: H)
+    /// `false` if the record was not reached: requests are refused now, or the store did not answer.
+    async fn lead<H>(mut self, handler: H) -> bool
     where
         H: Handler<Rest = R>,
     {
@@ -417,10 +426,14 @@ impl<R: Send + 'static> Call<'_, R> {
         let now = engine.clock.monotonic();
         let passage = match engine.breaker.enter(now) {
             Ok(passage) => passage,
-            Err(retry_after) => return self.reject(Rejection::store_is_down(retry_after)),
+            Err(retry_after) => {
+                self.reject(Rejection::store_is_down(retry_after));
+                return false;
+            }
         };
         if let Err(exceeded) = engine.quota.look(self.limits, &self.ask.id.scope, now) {
-            return self.limit(exceeded);
+            self.limit(exceeded);
+            return false;
         }
         let terms = Terms {
             wait: self.admitted.wait,
@@ -441,6 +454,7 @@ impl<R: Send + 'static> Call<'_, R> {
             Begun::StoreFailed { is_down: true, .. } => passage.failed(engine.clock.monotonic()),
             _ => drop(passage),
         }
+        let reached = !matches!(begun, Begun::StoreFailed { .. });
         // What is large is boxed: the task is moved as a whole, for replays too.
         match begun {
             Begun::Decided(Decision::Execute(lease), deadline, place) => {
@@ -488,6 +502,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 }
             }
         }
+        reached
     }
 }
 

@@ -51,6 +51,8 @@ const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 const STORE_REGRESSED: &str = "onceward_store_regressed";
 const STORE_REGRESSIONS: &str = "onceward_store_regressions_total";
+const WORKER_ERRORS: &str = "onceward_worker_error_total";
+const WORKER_FAILED_IN_A_ROW: &str = "onceward_worker_failed_in_a_row";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
 /// it when it is built; do it again if the recorder is installed later.
@@ -137,6 +139,17 @@ pub(crate) fn given_up(route: &str) {
     counter!(GIVEN_UP, "route" => route.to_owned()).increment(1);
 }
 
+/// One more run failed, the so manyth since the last one that did not.
+pub(crate) fn worker_failed(worker: &'static str, in_a_row: u32) {
+    counter!(WORKER_ERRORS, "worker" => worker).increment(1);
+    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(f64::from(in_a_row));
+}
+
+/// It works again.
+pub(crate) fn worker_recovered(worker: &'static str) {
+    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
+}
+
 pub(crate) fn operation_took(route: &str, duration: Duration) {
     histogram!(OPERATION_DURATION, "route" => route.to_owned()).record(duration.as_secs_f64());
 }
@@ -180,8 +193,7 @@ pub fn refused(route: &str, status: StatusCode, outcome: &str) {
 pub use worker::WORKER_METRICS;
 #[cfg(any(feature = "worker", feature = "testing"))]
 pub(crate) use worker::{
-    outbox_surveyed, purged, reaped, surveyed, swept, took, worker_failed, worker_ran,
-    worker_started,
+    outbox_surveyed, purged, reaped, surveyed, swept, took, worker_ran, worker_started,
 };
 
 #[cfg(any(feature = "worker", feature = "testing"))]

@@ -17,6 +17,7 @@
 use std::{fmt, time::Duration};
 
 use crate::{
+    clock::Timestamp,
     record::{AttemptId, Fence, Lease, RecordId},
     store::StoreFuture,
 };
@@ -118,7 +119,22 @@ pub trait OutboxStore: fmt::Debug + Send + Sync + 'static {
     /// Deletes at most `limit` messages that have been done for longer than this, oldest first, and
     /// returns which. One whose operation may still run is kept, as by `discard`.
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>>;
+
+    /// How much waits, for a dashboard. Reads no message.
+    fn backlog(&self) -> StoreFuture<'_, Backlog>;
 }
+
+/// How much waits in an outbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Dead letters, counted up to [`DEAD_LETTERS_MAX`].
+    pub dead_letters: u32,
+    /// When the first is due, or was, of those that are ready and that no other one holds.
+    pub due_at: Option<Timestamp>,
+}
+
+/// Dead letters are counted up to this.
+pub const DEAD_LETTERS_MAX: u32 = 1000;
 
 /// What came of staging a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -94,11 +94,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The steps that were saved in this generation of the record, oldest first.
     fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>>;
 
-    /// At most `limit` records that wait for a worker: phased ones that are in progress, their lease
-    /// over, and without an open effect that must not be called again; and pending ones that are due.
-    /// Pending ones come first, in each kind whoever has waited longest; a record that somebody is at
-    /// work on may be left out.
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
+    /// At most `limit` of these records that wait for a worker: phased ones that are in progress, their
+    /// lease over, and without an open effect that must not be called again; and pending ones that are
+    /// due. Pending ones come first, in each kind whoever has waited longest; a record that somebody is
+    /// at work on may be left out.
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
 
     /// At most `limit` records whose outcome is unknown and that are due to be asked about. Whoever has
     /// waited longest comes first. Who wants to ask takes one by [`Resolution::Ask`].
@@ -418,6 +418,22 @@ pub struct Resumable {
     pub record: Box<Record>,
     /// The request it began with, if one was kept.
     pub request: Option<StoredRequest>,
+}
+
+/// Which operations a worker goes on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that wait: phased ones that were cut off, and those that were accepted for later.
+    All,
+    /// Those that were accepted for later.
+    Accepted,
+}
+
+impl Which {
+    /// Whether this is one of them.
+    pub fn includes(self, record: &Record) -> bool {
+        self == Which::All || record.is_queued()
+    }
 }
 
 /// A decision about a record from outside.

@@ -11,7 +11,7 @@ use onceward::{
     store::{
         Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Pulse, Reaped, Regression,
         Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind,
-        StoreFuture, Swept, Write, Written,
+        StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -225,8 +225,8 @@ impl Store for NodeStore {
         Box::pin(self.look("steps", move |world| bugs::steps(world, &id, generation)))
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        Box::pin(self.look("resumable", move |world| world.resumable(limit)))
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        Box::pin(self.look("resumable", move |world| world.resumable(which, limit)))
     }
 
     fn due_unknown(&self, _: u32) -> StoreFuture<'_, Vec<Record>> {

@@ -11,8 +11,8 @@ use onceward::{
     MemoryStore, Message, OutboxStore, Sink, Store as _,
     clock::Clock,
     outbox::{
-        Claimed, Delivered, Delivery, ListedMessage, MessageId, MessageQuery, MessageState,
-        Settlement, SinkFuture, Staged, StoredMessage,
+        Backlog, Claimed, Delivered, Delivery, ListedMessage, MessageId, MessageQuery,
+        MessageState, Settlement, SinkFuture, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease, RecordId},
     store::{Reservation, StoreErrorKind, StoreFuture, Write},
@@ -267,6 +267,10 @@ impl OutboxStore for NodeOutbox {
     }
 
     fn discard<'a>(&'a self, _: &'a [MessageId], _: &'a str) -> StoreFuture<'a, Vec<MessageId>> {
+        Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
+    }
+
+    fn backlog(&self) -> StoreFuture<'_, Backlog> {
         Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
     }
 

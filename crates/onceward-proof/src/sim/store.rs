@@ -15,7 +15,7 @@ use onceward::{
     },
     store::{
         Advance, Advanced, Ask, Claim, Proof, Reaped, Reservation, Resolution, Resolve, Resolved,
-        Resumable, StoreError, StoreErrorKind, Swept, Write, Written,
+        Resumable, StoreError, StoreErrorKind, Swept, Which, Write, Written,
     },
 };
 use tokio::time::Instant;
@@ -310,10 +310,11 @@ impl World {
         steps
     }
 
-    pub(super) fn resumable(&self, limit: u32) -> Vec<Resumable> {
+    pub(super) fn resumable(&self, which: Which, limit: u32) -> Vec<Resumable> {
         let now = self.store_now();
         let records = lock(&self.records);
         let due = records.records.values().filter(|it| machine::is_resumable(it, now));
+        let due = due.filter(|it| which.includes(it));
         let mut due: Vec<_> = due
             .map(|record| {
                 let kept = records.beside.get(&record.id);

@@ -8,11 +8,10 @@ use http::Request;
 use onceward::{
     OutboxStore, Policy, Relay,
     clock::Timestamp,
-    engine::Which,
     machine::SETTLE,
     outbox::Backoff,
     record::{Fence, Record, RecordId, State},
-    store::{Proof, Resolution, Resolve, Resolved, Store},
+    store::{Proof, Resolution, Resolve, Resolved, Store, Which},
     tower::{Task, work_in},
     worker::{Reaper, Sweeper},
 };

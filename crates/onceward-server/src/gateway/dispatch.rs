@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
-use onceward::{Policy, engine::Which, tower::work};
+use onceward::{Policy, store::Which, tower::work};
 use tokio::task::JoinHandle;
 
 use super::{Forward, Gateway, Setup};

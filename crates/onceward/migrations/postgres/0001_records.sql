@@ -54,6 +54,9 @@ CREATE TABLE onceward.records (
     -- When pending work may be begun. Null in all other states, so that completing does not change it.
     due_at                 bigint   GENERATED ALWAYS AS
                                     (CASE WHEN state = 'pending' THEN lease_until END) STORED,
+    -- When pending work is given up. Null in all other states, as above.
+    give_up_at             bigint   GENERATED ALWAYS AS
+                                    (CASE WHEN state = 'pending' THEN queued_until END) STORED,
     -- Where the record stands, or stood last, in the list of leases.
     check_at               bigint   NOT NULL,
     -- When the reaper looks at it. Set when the record is reserved and not changed by `complete`:
@@ -72,6 +75,8 @@ CREATE INDEX records_reap ON onceward.records (reap_at);
 CREATE INDEX records_reconcile ON onceward.records (reconcile_after) WHERE reconcile_after IS NOT NULL;
 -- For the dispatcher: pending work that is due.
 CREATE INDEX records_due ON onceward.records (due_at) WHERE due_at IS NOT NULL;
+-- For the sweeper: pending work whose time is over.
+CREATE INDEX records_give_up ON onceward.records (give_up_at) WHERE give_up_at IS NOT NULL;
 
 -- For the sweeper and the resumer: one row for each record in progress.
 CREATE TABLE onceward.leases (

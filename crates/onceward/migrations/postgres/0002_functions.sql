@@ -568,7 +568,7 @@ $$;
 -- Moves records on whose lease ran out, by their declared effects. The condition is in the write,
 -- and a locked row is alive: it is skipped. A record with steps stays for whoever goes on with it,
 -- unless an effect that must not be called again is open. Queued work that cannot have acted waits to be
--- claimed again.
+-- claimed again. Looks at so many at most; with a last row that is empty there may be others.
 CREATE FUNCTION onceward.sweep(at bigint, most integer)
 RETURNS TABLE (scope text, key text, state text, attempt uuid)
 LANGUAGE plpgsql VOLATILE
@@ -580,12 +580,12 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(sweep.at);
-    moved integer := 0;
+    looked integer := 0;
+    looked_before integer;
     due record;
-    found_any boolean;
 BEGIN
     LOOP
-        found_any := false;
+        looked_before := looked;
         FOR due IN
             SELECT l.check_at, r.record_id, r.state, r.lease_until, r.fence, r.generation, r.attempt,
                    r.scope, r.key,
@@ -603,9 +603,9 @@ BEGIN
                 FOR UPDATE SKIP LOCKED) r
             WHERE l.check_at <= t
             ORDER BY l.check_at
-            LIMIT most - moved
+            LIMIT most - looked
         LOOP
-            found_any := true;
+            looked := looked + 1;
             DELETE FROM onceward.leases l
             WHERE l.check_at = due.check_at AND l.record_id = due.record_id;
             CONTINUE WHEN due.state <> 'in_progress';
@@ -640,17 +640,24 @@ BEGIN
             VALUES (t, due.scope, due.key, due.generation, 'lease_expired', due.attempt, due.fence,
                     state)
             ON CONFLICT DO NOTHING;
-            moved := moved + 1;
             RETURN NEXT;
         END LOOP;
-        EXIT WHEN NOT found_any OR moved >= most;
+        EXIT WHEN looked = looked_before OR looked >= most;
     END LOOP;
+    IF looked >= most THEN
+        scope := NULL;
+        key := NULL;
+        state := NULL;
+        attempt := NULL;
+        RETURN NEXT;
+    END IF;
 END
 $$;
 
 -- What waits for a worker: pending work that is due, then phased work whose lease is over and that may go
--- on, in each the longest waiting first. Each by its own index, whatever the planner believes.
-CREATE FUNCTION onceward.resumable(t bigint, most bigint)
+-- on, in each the longest waiting first, without the first few. Each by its own index, whatever the
+-- planner believes. With `accepted` only what was accepted for later.
+CREATE FUNCTION onceward.resumable(t bigint, accepted boolean, most bigint, skipped bigint)
 RETURNS TABLE (record_id bigint, "position" bigint)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -671,12 +678,13 @@ BEGIN
            WHERE l.check_at <= resumable.t
              AND r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= resumable.t
              AND coalesce(r.open_effect_idempotent, true)
-           ORDER BY r.lease_until LIMIT most)
+             AND (NOT accepted OR r.queued_until IS NOT NULL)
+           ORDER BY r.lease_until LIMIT most + skipped)
           UNION ALL
           (SELECT r.record_id, r.lease_until, 0 FROM onceward.records r
            WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
-           ORDER BY r.due_at LIMIT most)) d
-    ORDER BY 2 LIMIT most;
+           ORDER BY r.due_at LIMIT most + skipped)) d
+    ORDER BY 2 LIMIT most OFFSET skipped;
 END
 $$;
 
@@ -700,8 +708,10 @@ END
 $$;
 
 -- Drops the replies of records past retention, and purges tombstones past theirs. Never touches a
--- record that is not terminal.
-CREATE FUNCTION onceward.reap(at bigint, most integer, OUT expired integer, OUT purged integer)
+-- record that is not terminal. Looks at so many at most; with `more` there may be others.
+CREATE FUNCTION onceward.reap(
+    at bigint, most integer, OUT expired integer, OUT purged integer, OUT more boolean
+)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET enable_hashjoin = off
@@ -711,6 +721,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(reap.at);
+    looked integer := 0;
     due bigint[];
     gone bigint[];
     buried bigint[];
@@ -720,9 +731,10 @@ BEGIN
     LOOP
         SELECT array_agg(d.record_id) INTO due FROM (
             SELECT r.record_id FROM onceward.records r WHERE r.reap_at <= t
-            ORDER BY r.reap_at LIMIT most - expired - purged FOR UPDATE SKIP LOCKED
+            ORDER BY r.reap_at LIMIT most - looked FOR UPDATE SKIP LOCKED
         ) d;
         EXIT WHEN due IS NULL;
+        looked := looked + cardinality(due);
         WITH deleted AS (
             DELETE FROM onceward.records r
             WHERE r.record_id = ANY (due) AND r.state IN ('completed', 'failed_retryable', 'expired')
@@ -752,8 +764,9 @@ BEGIN
         WHERE r.record_id = ANY (due) AND r.record_id <> ALL (gone || buried);
         purged := purged + cardinality(gone);
         expired := expired + cardinality(buried);
-        EXIT WHEN expired + purged >= most;
+        EXIT WHEN looked >= most;
     END LOOP;
+    more := looked >= most;
 END
 $$;
 

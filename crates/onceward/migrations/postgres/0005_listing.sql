@@ -32,7 +32,9 @@ LANGUAGE plpgsql STABLE AS $$
 DECLARE
     now bigint := onceward.micros(list.at);
     states text[] := ARRAY(SELECT jsonb_array_elements_text(filter -> 'states'));
-    sorted text := CASE filter ->> 'sort' WHEN 'expires_at' THEN 'expires_at' ELSE 'created_at' END;
+    sorted text := CASE WHEN (filter ->> 'overdue')::boolean THEN 'give_up_at'
+                        WHEN filter ->> 'sort' = 'expires_at' THEN 'expires_at'
+                        ELSE 'created_at' END;
     down boolean := (filter ->> 'descending')::boolean;
     direction text := CASE WHEN down THEN 'DESC' ELSE 'ASC' END;
     conditions text := format('onceward.is_there(r.state, r.expires_at, r.tombstone, %s)', now);
@@ -51,6 +53,9 @@ BEGIN
     IF filter ->> 'older_than' IS NOT NULL THEN
         conditions := conditions || format(
             ' AND r.created_at <= %s', now - (filter ->> 'older_than')::bigint);
+    END IF;
+    IF (filter ->> 'overdue')::boolean THEN
+        conditions := conditions || format(' AND r.give_up_at <= %s', now);
     END IF;
     IF cardinality(states) > 0 THEN
         conditions := conditions || format(
@@ -79,8 +84,9 @@ BEGIN
                 r.open_effect_idempotent, r.reply_status, ''\x01''::bytea, NULL::text, NULL::bytea,
                 r.queued_until, r.probes, r.asked_at, r.absent_at
          FROM onceward.records r WHERE %2$s
-         ORDER BY r.%3$I %4$s, r.scope %4$s, r.key %4$s LIMIT %5$s',
-        now, conditions, sorted, direction, (filter ->> 'limit')::integer);
+         ORDER BY r.%3$I %4$s, r.scope %4$s, r.key %4$s LIMIT %5$s OFFSET %6$s',
+        now, conditions, sorted, direction, (filter ->> 'limit')::integer,
+        (filter ->> 'skipped')::bigint);
 END
 $$;
 
@@ -131,7 +137,8 @@ BEGIN
     IF (SELECT count(*) FROM (SELECT FROM onceward.records LIMIT most + 1) r) <= most THEN
         RETURN QUERY
             SELECT onceward.shown_state(r.state, r.expires_at, now), count(*), false,
-                   min(r.created_at)
+                   min(CASE WHEN r.state IN ('in_progress', 'unknown') THEN r.started_at
+                            ELSE r.created_at END)
             FROM onceward.records r
             WHERE onceward.is_there(r.state, r.expires_at, r.tombstone, now)
             GROUP BY 1;
@@ -152,14 +159,14 @@ BEGIN
         FROM (SELECT r.created_at FROM onceward.records r WHERE r.due_at IS NOT NULL
               ORDER BY r.due_at LIMIT most + 1) r;
     RETURN QUERY
-        SELECT 'in_progress', least(count(*), most), count(*) > most, min(r.created_at)
+        SELECT 'in_progress', least(count(*), most), count(*) > most, min(r.started_at)
         FROM (SELECT l.record_id FROM onceward.leases l ORDER BY l.check_at LIMIT most + 1) l
-        CROSS JOIN LATERAL (SELECT r.created_at, r.state FROM onceward.records r
+        CROSS JOIN LATERAL (SELECT r.started_at, r.state FROM onceward.records r
                             WHERE r.record_id = l.record_id OFFSET 0) r
         WHERE r.state = 'in_progress';
     RETURN QUERY
-        SELECT 'unknown', least(count(*), most), count(*) > most, min(r.created_at)
-        FROM (SELECT r.created_at FROM onceward.records r WHERE r.reconcile_after IS NOT NULL
+        SELECT 'unknown', least(count(*), most), count(*) > most, min(r.started_at)
+        FROM (SELECT r.started_at FROM onceward.records r WHERE r.reconcile_after IS NOT NULL
               ORDER BY r.reconcile_after LIMIT most + 1) r;
 END
 $$;

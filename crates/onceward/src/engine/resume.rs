@@ -22,8 +22,8 @@ use crate::{
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
     store::{
-        Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Resumable, StoreError, Write,
-        Written,
+        Ask, Claim, Mode, Reservation, Resolution, Resolve, Resolved, Resumable, StoreError, Which,
+        Write, Written,
     },
 };
 
@@ -32,19 +32,11 @@ use crate::{
 pub struct Resumed {
     /// Those that were gone on with, or found to be at work elsewhere by now.
     pub taken: u32,
-    /// Those that cannot be: their request was not kept, or no route takes it any more.
+    /// Those that cannot be: their request was not kept, no route takes it any more, or their time is
+    /// over and the store did not take the word for it.
     pub left: u32,
     /// Those that were accepted and could not be executed in time: their client is told so.
     pub given_up: u32,
-}
-
-/// Which operations a worker goes on with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// All that wait: phased ones that were cut off, and those that were accepted for later.
-    All,
-    /// Those that were accepted for later.
-    Accepted,
 }
 
 /// An operation that a worker can go on with.
@@ -109,23 +101,28 @@ impl Engine {
         if !self.drain.is_open() {
             return Ok((Vec::new(), resumed));
         }
-        let resumable = timeout(self.store_deadline, self.store.resumable(limit)).await;
+        let resumable = timeout(self.store_deadline, self.store.resumable(which, limit)).await;
         let resumable = resumable.unwrap_or_else(|_| Err(timed_out()))?;
-        let (mut ready, mut overdue, mut put_off) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.now();
-        for Resumable { record, request } in resumable {
-            if self.is_from_before_a_loss(&record) {
-                resumed.left += 1;
-                continue;
+        let (lost, resumable): (Vec<_>, Vec<_>) =
+            resumable.into_iter().partition(|one| self.is_from_before_a_loss(&one.record));
+        resumed.left += u32::try_from(lost.len()).unwrap_or(u32::MAX);
+        let is_overdue = |record: &Record| {
+            record.state == State::Pending && record.queued_until.is_some_and(|end| end <= now)
+        };
+        let (overdue, mut in_time): (Vec<_>, Vec<_>) =
+            resumable.into_iter().partition(|one| is_overdue(&one.record));
+        let ends = join_all(overdue.iter().map(|one| self.give_up(&one.record))).await;
+        for (one, end) in overdue.into_iter().zip(ends) {
+            match end {
+                GivenUp::Yes => resumed.given_up += 1,
+                // By the clock that decides, it may still be begun: ours is ahead.
+                GivenUp::TooEarly => in_time.push(one),
+                GivenUp::No => resumed.left += 1,
             }
-            if record.state == State::Pending && record.queued_until.is_some_and(|end| end <= now) {
-                overdue.push(self.give_up(record));
-                continue;
-            }
-            if which == Which::Accepted && !record.is_queued() {
-                resumed.left += 1;
-                continue;
-            }
+        }
+        let (mut ready, mut put_off) = (Vec::new(), Vec::new());
+        for Resumable { record, request } in in_time {
             // Sealed, that is all that can be read of it.
             let request = request.filter(|request| !request.is_sealed()).map(restored);
             let policy = request.as_ref().and_then(|request| self.policy_of(&record, request));
@@ -144,8 +141,6 @@ impl Engine {
             ready.push(Ready { record, policy, request });
         }
         join_all(put_off).await;
-        let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
-        resumed.given_up = u32::try_from(given_up).unwrap_or(u32::MAX);
         Ok((ready, resumed))
     }
 
@@ -169,7 +164,8 @@ impl Engine {
         policy.map(Arc::clone)
     }
 
-    /// Goes on with one operation, to its end.
+    /// Goes on with one operation, to its end. `false` if it is where it was: requests are refused now,
+    /// or the store did not answer.
     ///
     /// # Cancel safety
     /// May be dropped, as in a crash: the operation is judged after its lease.
@@ -177,7 +173,7 @@ impl Engine {
         &self,
         ready: Ready,
         handler: &impl Fn(Request<Bytes>, &Policy) -> H,
-    ) {
+    ) -> bool {
         let Ready { record, policy, request } = ready;
         let handler = handler(request, &policy);
         let span = info_span!(
@@ -210,10 +206,12 @@ impl Engine {
         let (limits, line) = (&Limits::OFF, Line::new("resumed", self));
         let (engine, admitted, ask, answer) = (self, &admitted, &ask, None);
         let call = Call { engine, admitted, ask, take, limits, answer, line };
-        if ask.mode == Mode::Execute {
-            call.lead(handler).instrument(span).await;
-        }
+        let moved = match ask.mode {
+            Mode::Execute => call.lead(handler).instrument(span).await,
+            _ => false,
+        };
         drop(running);
+        moved
     }
 
     /// Lets pending work that cannot be begun now be due later, so that it is not in the way of others.
@@ -241,8 +239,8 @@ impl Engine {
     }
 
     /// Completes accepted work that was never executed with the word that it was not, in one step:
-    /// whoever claims it first, or is at it, is not disturbed. `false` if it was not done.
-    pub(super) async fn give_up(&self, record: Box<Record>) -> bool {
+    /// whoever claims it first, or is at it, is not disturbed.
+    pub(super) async fn give_up(&self, record: &Record) -> GivenUp {
         let profile = self.routes.policies().find(|policy| policy.name == record.route);
         let profile = profile.map_or(Profile::Ietf, |policy| policy.profile);
         let rejection = Rejection::not_executed();
@@ -267,12 +265,13 @@ impl Engine {
                 );
                 observe::given_up(&record.route);
                 self.waiters.wake(&record.id);
-                true
+                GivenUp::Yes
             }
-            Ok(_) => false,
+            Ok(Resolved::TooEarly { .. }) => GivenUp::TooEarly,
+            Ok(_) => GivenUp::No,
             Err(error) => {
                 self.store_failed("resolve", &error, &record.route);
-                false
+                GivenUp::No
             }
         }
     }
@@ -284,6 +283,16 @@ impl Engine {
     pub(crate) async fn accepted(&self) {
         self.accepted.notified().await;
     }
+}
+
+/// Whether accepted work was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GivenUp {
+    Yes,
+    /// By the store's clock its time is not over.
+    TooEarly,
+    /// Somebody else has it, or the store did not answer.
+    No,
 }
 
 /// The handler of an operation without a client.

@@ -1,12 +1,12 @@
 //! What workers do, one small step at a time: the store is asked, and what came of it is told.
 
-use std::time::Duration;
+use std::{sync::PoisonError, time::Duration};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::{Engine, begin::timed_out};
+use super::{Engine, begin::timed_out, resume::GivenUp};
 use crate::{
     clock::Timestamp,
     observe,
@@ -21,6 +21,11 @@ impl Engine {
     /// The time by the process's own clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// Whether the worker of this name was not started before in this process.
+    pub(crate) fn starts(&self, worker: &'static str) -> bool {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner).insert(worker)
     }
 
     /// Whether no new work is taken any more.
@@ -55,8 +60,8 @@ impl Engine {
         Ok(swept)
     }
 
-    /// Gives up what is overdue in one page of pending work. With how many that were, and where to go
-    /// on.
+    /// Gives up what is overdue, some of it: those first whose time has been over for longest. With how
+    /// many that were, and where to go on.
     pub(crate) async fn give_up_overdue(
         &self,
         after: Option<Cursor>,
@@ -64,19 +69,16 @@ impl Engine {
     ) -> Result<(u32, Option<Cursor>), StoreError> {
         let query = Query {
             states: vec![State::Pending],
+            overdue: true,
             order: Order::Ascending,
             after,
             limit,
             ..Query::default()
         };
         let Page { records, next } = self.in_time(self.store.list_records(query)).await?;
-        let now = self.clock.now();
-        let overdue = records
-            .into_iter()
-            .filter(|record| record.queued_until.is_some_and(|end| end <= now))
-            .filter(|record| !self.is_from_before_a_loss(record))
-            .map(|record| self.give_up(Box::new(record)));
-        let given_up = join_all(overdue).await.into_iter().filter(|given_up| *given_up).count();
+        let overdue = records.iter().filter(|record| !self.is_from_before_a_loss(record));
+        let ends = join_all(overdue.map(|record| self.give_up(record))).await;
+        let given_up = ends.into_iter().filter(|end| *end == GivenUp::Yes).count();
         Ok((u32::try_from(given_up).unwrap_or(u32::MAX), next))
     }
 

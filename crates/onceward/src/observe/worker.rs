@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
-use super::{RECONCILE_SCHEDULED, TTL_PRUNED, ZOMBIE_KEY, count};
+use super::{
+    RECONCILE_SCHEDULED, TTL_PRUNED, WORKER_ERRORS as ERRORS,
+    WORKER_FAILED_IN_A_ROW as FAILED_IN_A_ROW, ZOMBIE_KEY, count,
+};
 use crate::{
     clock::Timestamp,
     engine::Took,
@@ -13,16 +16,18 @@ use crate::{
 };
 
 /// What is told of workers, beside the counters that every process has.
-pub const WORKER_METRICS: [(&str, &str); 14] = [
+pub const WORKER_METRICS: [(&str, &str); 16] = [
     (LAST_RUN, "when a worker last came to the end of a run, or was started"),
     (RUN_DURATION, "how long the last run of a worker took"),
     (ERRORS, "runs of a worker that failed"),
+    (FAILED_IN_A_ROW, "runs of a worker that failed since the last one that did not"),
+    (PERIOD, "how often a worker is to run"),
     (SWEPT, "records whose lease ran out, by the state they were moved to"),
     (REAPED, "records past retention that became tombstones"),
     (PURGED, "what is gone for good: records, audit records, delivered messages"),
     (RECORDS, "records in each state, estimated when there are many"),
-    (UNKNOWN_OLDEST, "how long ago the oldest record was created whose outcome is unknown"),
-    (IN_PROGRESS_OLDEST, "how long ago the oldest record was created that is in progress"),
+    (UNKNOWN_OLDEST, "how long ago the oldest attempt was begun whose outcome is unknown"),
+    (IN_PROGRESS_OLDEST, "how long ago the oldest attempt was begun that is in progress"),
     (PENDING_OLDEST, "how long ago the oldest record was created that waits to be begun"),
     (OUTBOX_LAG, "for how long the message has been due that has been so for longest"),
     (OUTBOX_DEAD_LETTERS, "messages that automation gave up on, counted up to 1000"),
@@ -32,7 +37,7 @@ pub const WORKER_METRICS: [(&str, &str); 14] = [
 
 const LAST_RUN: &str = "onceward_worker_last_run_timestamp_seconds";
 const RUN_DURATION: &str = "onceward_worker_run_duration_seconds";
-const ERRORS: &str = "onceward_worker_error_total";
+const PERIOD: &str = "onceward_worker_period_seconds";
 const SWEPT: &str = "onceward_swept_total";
 const REAPED: &str = "onceward_reaped_total";
 const PURGED: &str = "onceward_purged_total";
@@ -45,22 +50,27 @@ const OUTBOX_DEAD_LETTERS: &str = "onceward_outbox_dead_letters";
 const OPERATION_QUANTILE: &str = "onceward_operation_quantile_seconds";
 const LEASE_TOO_SHORT: &str = "onceward_lease_too_short";
 
-/// Makes what a worker tells appear at 0. Its last run is for now the time it was started: a worker
-/// that never gets to the end of a run looks like one that has stopped.
-pub(crate) fn worker_started(worker: &'static str, now: Timestamp) {
+/// Makes what a worker tells appear at 0. Its last run is for now the time at which it was `first`
+/// started: a worker that never gets to the end of a run looks like one that has stopped, also if it is
+/// started again and again.
+pub(crate) fn worker_started(worker: &'static str, every: Duration, first: Option<Timestamp>) {
     for (name, description) in WORKER_METRICS {
         match name {
             ERRORS | SWEPT | REAPED | PURGED => {
                 describe_counter!(name, Unit::Count, description);
             }
-            RECORDS | OUTBOX_DEAD_LETTERS | LEASE_TOO_SHORT => {
+            RECORDS | OUTBOX_DEAD_LETTERS | LEASE_TOO_SHORT | FAILED_IN_A_ROW => {
                 describe_gauge!(name, Unit::Count, description);
             }
             _ => describe_gauge!(name, Unit::Seconds, description),
         }
     }
-    gauge!(LAST_RUN, "worker" => worker).set(seconds(now));
-    gauge!(RUN_DURATION, "worker" => worker).set(0.0);
+    if let Some(now) = first {
+        gauge!(LAST_RUN, "worker" => worker).set(seconds(now));
+        gauge!(RUN_DURATION, "worker" => worker).set(0.0);
+    }
+    gauge!(PERIOD, "worker" => worker).set(every.as_secs_f64());
+    gauge!(FAILED_IN_A_ROW, "worker" => worker).set(0.0);
     counter!(ERRORS, "worker" => worker).increment(0);
     for state in [State::Unknown, State::FailedRetryable, State::Pending] {
         counter!(SWEPT, "state" => state.name()).increment(0);
@@ -74,10 +84,7 @@ pub(crate) fn worker_started(worker: &'static str, now: Timestamp) {
 pub(crate) fn worker_ran(worker: &'static str, now: Timestamp, took: Duration) {
     gauge!(LAST_RUN, "worker" => worker).set(seconds(now));
     gauge!(RUN_DURATION, "worker" => worker).set(took.as_secs_f64());
-}
-
-pub(crate) fn worker_failed(worker: &'static str) {
-    counter!(ERRORS, "worker" => worker).increment(1);
+    gauge!(FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }
 
 pub(crate) fn swept(state: State, route: &str) {
@@ -115,9 +122,9 @@ pub(crate) fn surveyed(stats: &Stats, now: Timestamp) {
     }
 }
 
-pub(crate) fn outbox_surveyed(lag: Duration, dead_letters: usize) {
+pub(crate) fn outbox_surveyed(lag: Duration, dead_letters: u32) {
     gauge!(OUTBOX_LAG).set(lag.as_secs_f64());
-    gauge!(OUTBOX_DEAD_LETTERS).set(dead_letters as f64);
+    gauge!(OUTBOX_DEAD_LETTERS).set(f64::from(dead_letters));
 }
 
 pub(crate) fn took(took: &Took) {

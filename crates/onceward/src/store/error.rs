@@ -38,6 +38,11 @@ impl StoreError {
         self
     }
 
+    /// The call panicked: what it did is not known.
+    pub(crate) fn panicked() -> Self {
+        StoreError::new(StoreErrorKind::Ambiguous, "any", "a call panicked")
+    }
+
     /// What a caller must know about it.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind

@@ -44,6 +44,9 @@ pub struct Query {
     pub finished: Span,
     /// Created at least so long ago, by the store's clock.
     pub older_than: Option<Duration>,
+    /// Accepted work only that was not begun in its time, by the store's clock. Sorted by the end of
+    /// that time, whatever else is asked for. Found by an index.
+    pub overdue: bool,
     /// Dead letters only: unknown outcomes on which the reconciler has given up.
     pub dead_letters: bool,
     /// What they are sorted by.
@@ -143,9 +146,9 @@ pub struct AuditPage {
 pub struct Stats {
     /// For each of [`State::ALL`], in that order.
     pub counts: [Count; State::ALL.len()],
-    /// When the oldest record was created whose outcome is unknown.
+    /// When the oldest attempt was begun whose outcome is unknown.
     pub oldest_unknown: Option<Timestamp>,
-    /// When the oldest record was created that is in progress.
+    /// When the oldest attempt was begun that is in progress.
     pub oldest_in_progress: Option<Timestamp>,
     /// When the oldest record was created that waits to be begun.
     pub oldest_pending: Option<Timestamp>,
@@ -220,6 +223,7 @@ impl Query {
     /// The place of a record in the order.
     fn place(&self, record: &Record) -> Cursor {
         let at = match self.sort {
+            _ if self.overdue => record.queued_until.unwrap_or(Timestamp::NEVER),
             Sort::CreatedAt => record.created_at,
             Sort::ExpiresAt => record.expires_at,
         };
@@ -247,6 +251,7 @@ impl Query {
             && self.effects.is_none_or(|effects| record.effects == effects)
             && self.created.contains(record.created_at)
             && (self.finished.is_all() || finished)
+            && (!self.overdue || is_overdue(record, now))
             && (!self.dead_letters || record.is_dead_letter())
             && self.older_than.is_none_or(|age| record.created_at.plus(age) <= now)
     }
@@ -302,7 +307,12 @@ impl Stats {
         for record in some.filter_map(|record| machine::load(Some(record), now)) {
             let records = self.of(record.state).records + 1;
             self.set(record.state, Count { records, estimated: false });
-            self.note_oldest(record.state, Some(record.created_at));
+            // Not the time that it has waited before.
+            let since = match record.state {
+                State::InProgress | State::Unknown => record.started_at,
+                _ => record.created_at,
+            };
+            self.note_oldest(record.state, Some(since));
         }
     }
 
@@ -315,6 +325,10 @@ impl Stats {
         };
         *oldest = [*oldest, at].into_iter().flatten().min();
     }
+}
+
+fn is_overdue(record: &Record, now: Timestamp) -> bool {
+    record.state == State::Pending && record.queued_until.is_some_and(|end| end <= now)
 }
 
 /// A list is no place for what was answered.

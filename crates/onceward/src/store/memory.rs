@@ -14,7 +14,7 @@ use super::list::{AuditPage, AuditQuery, Page, Query, Stats};
 use super::{
     Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Pulse, Reaped,
     Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
-    StoreErrorKind, StoreFuture, Swept, Write, Written,
+    StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -239,13 +239,14 @@ impl Store for MemoryStore {
         })
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
         ready(move || {
             let now = self.clock.now();
             let mut resumable = Vec::new();
             for shard in &self.shards {
                 let shard = lock(shard);
                 let due = shard.records.values().filter(|it| machine::is_resumable(it, now));
+                let due = due.filter(|it| which.includes(it));
                 resumable.extend(due.map(|record| {
                     let kept = shard.beside.get(&record.id);
                     let request = kept.and_then(|beside| beside.request.as_deref().cloned());

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use super::{
     Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
     Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
-    Write, Written,
+    Which, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
@@ -251,8 +251,8 @@ impl Store for PgStore {
         self.single(move |link| Box::pin(steps::saved(link, id, generation)))
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        self.single(move |link| Box::pin(steps::resumable(link, limit)))
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.single(move |link| Box::pin(steps::resumable(link, which, limit)))
     }
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {

@@ -20,7 +20,7 @@ use tracing::error;
 use super::{
     Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Pulse, Reaped,
     Regression, Reservation, Resolution, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
-    StoreFuture, Swept, Write, Written,
+    StoreFuture, Swept, Which, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
@@ -165,9 +165,9 @@ impl Store for SealedStore {
         })
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
         Box::pin(async move {
-            let mut resumable = self.inner.resumable(limit).await?;
+            let mut resumable = self.inner.resumable(which, limit).await?;
             for one in &mut resumable {
                 self.open_resumable(one).await;
             }

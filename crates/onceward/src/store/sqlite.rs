@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Pulse, Reaped,
     Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
-    StoreErrorKind, StoreFuture, Swept, Write, Written,
+    StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query},
 };
 use crate::{
@@ -326,8 +326,8 @@ impl Store for SqliteStore {
         self.ask(move |sender| Work::Steps(id, generation, sender))
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        self.ask(move |sender| Work::Resumable(limit, sender))
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.ask(move |sender| Work::Resumable(which, limit, sender))
     }
 
     fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {

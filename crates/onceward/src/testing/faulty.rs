@@ -11,7 +11,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
         Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
-        StoreErrorKind, StoreFuture, Swept, Write, Written,
+        StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -223,8 +223,8 @@ macro_rules! wrapped_store {
                 self.call(StoreCall::Steps, move || self.inner.steps(id, generation))
             }
 
-            fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-                self.call(StoreCall::Resumable, move || self.inner.resumable(limit))
+            fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+                self.call(StoreCall::Resumable, move || self.inner.resumable(which, limit))
             }
 
             fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {

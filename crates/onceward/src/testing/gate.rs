@@ -11,7 +11,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
         Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
-        Write, Written,
+        Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };

@@ -13,7 +13,7 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep},
     store::{
         Advance, Advanced, Ask, Claim, Reaped, Reservation, Resolution, Resolve, Resolved,
-        Resumable, Store, Swept, Write, Written,
+        Resumable, Store, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -202,8 +202,13 @@ impl Harness {
 
     /// What waits to be gone on with.
     pub async fn resumable(&self, limit: u32) -> Vec<Resumable> {
-        let held = self.store.resumable(limit).await.expect("resumable answers");
-        if let Err(expected) = self.model().agrees_on_resumable(&held, limit, self.now()) {
+        self.resumable_of(Which::All, limit).await
+    }
+
+    /// What of it waits to be gone on with.
+    pub async fn resumable_of(&self, which: Which, limit: u32) -> Vec<Resumable> {
+        let held = self.store.resumable(which, limit).await.expect("resumable answers");
+        if let Err(expected) = self.model().agrees_on_resumable(&held, which, limit, self.now()) {
             panic!("store and model differ on what waits: {held:?}, expected {expected}");
         }
         held

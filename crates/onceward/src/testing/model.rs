@@ -8,7 +8,7 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
     store::{
         Advance, Advanced, Ask, Claim, Reaped, Reservation, Resolve, Resolved, Resumable, Swept,
-        Write, Written,
+        Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -93,10 +93,12 @@ impl Model {
     pub fn agrees_on_resumable(
         &self,
         held: &[Resumable],
+        which: Which,
         limit: u32,
         now: Timestamp,
     ) -> Result<(), String> {
         let records = self.records.values().filter(|record| machine::is_resumable(record, now));
+        let records = records.filter(|record| which.includes(record));
         let mut due: Vec<Resumable> = records
             .map(|record| {
                 let kept = self.beside.get(&record.id);

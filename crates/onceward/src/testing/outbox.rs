@@ -293,6 +293,7 @@ macro_rules! __outbox_suite_cases {
                 discard_deletes_exactly_the_dead_letters_that_it_is_given
                 a_discarded_dead_letter_lets_its_aggregate_go_on
                 purge_deletes_exactly_the_done_ones_that_are_old_enough
+                the_backlog_is_what_is_dead_and_the_first_that_is_due
                 purge_stops_at_its_limit_and_goes_on_next_time
                 an_id_is_never_used_again
                 what_an_open_operation_would_stage_again_is_kept

@@ -7,7 +7,7 @@ use super::{Harness, samples};
 use crate::{
     clock::Timestamp,
     record::{AttemptId, Effects, Fence, Lease, RecordId},
-    store::{Advance, Ask, Claim, Mode, Proof, Resolution, Resolve, Write},
+    store::{Advance, Ask, Claim, Mode, Proof, Resolution, Resolve, Which, Write},
 };
 
 mod generate;
@@ -224,11 +224,14 @@ async fn agree(on: &Harness) -> Result<(), String> {
     agreed.map_err(|expected| {
         format!("what is to be asked about differs\n      store: {held:?}\n      model: {expected}")
     })?;
-    let held = on.store.resumable(RESUMABLE_MAX).await.map_err(failed)?;
-    let agreed = on.model().agrees_on_resumable(&held, RESUMABLE_MAX, on.now());
-    agreed.map_err(|expected| {
-        format!("what waits differs\n      store: {held:?}\n      model: {expected}")
-    })
+    for which in [Which::All, Which::Accepted] {
+        let held = on.store.resumable(which, RESUMABLE_MAX).await.map_err(failed)?;
+        let agreed = on.model().agrees_on_resumable(&held, which, RESUMABLE_MAX, on.now());
+        agreed.map_err(|expected| {
+            format!("what waits differs\n      store: {held:?}\n      model: {expected}")
+        })?;
+    }
+    Ok(())
 }
 
 /// Fewer than there are places, so that the limit counts too.

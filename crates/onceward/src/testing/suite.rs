@@ -182,6 +182,9 @@ macro_rules! __store_suite_cases {
                 accepted_work_knows_how_long_it_may_wait
                 pending_work_waits_for_a_worker_with_its_request
                 pending_work_stands_in_line_before_phased_work
+                a_worker_for_accepted_work_is_told_of_nothing_else
+                overdue_work_is_listed_by_the_end_of_its_time
+                the_age_of_an_attempt_is_without_the_time_in_the_queue
                 queued_work_that_is_released_is_begun_again_after_a_pause
                 a_vanished_attempt_at_queued_work_is_moved_on_by_its_effects
                 a_retry_finds_queued_work_whose_attempt_vanished_pending_again

@@ -20,7 +20,7 @@ use crate::{
     store::{
         Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, MemoryStore, Pulse, Reaped,
         Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind,
-        StoreFuture, Swept, Write, Written,
+        StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -117,8 +117,8 @@ impl Store for Broken {
         })
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        self.inner.resumable(limit)
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.inner.resumable(which, limit)
     }
 
     fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {

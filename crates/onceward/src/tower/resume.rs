@@ -9,9 +9,9 @@ use tower_service::Service;
 
 use super::{Body, BoxError, Call, work};
 use crate::{
-    engine::{Engine, Resumed, Which},
+    engine::{Engine, Resumed},
     policy::Policy,
-    store::StoreError,
+    store::{StoreError, Which},
 };
 
 /// The body of a request that is gone on with: it was kept whole.

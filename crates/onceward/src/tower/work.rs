@@ -2,12 +2,14 @@
 
 use std::{
     collections::HashSet,
+    panic::AssertUnwindSafe,
     pin::{Pin, pin},
     sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::Request;
 use tokio::{
     sync::mpsc,
@@ -16,9 +18,11 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    engine::{Engine, Handler, Resumed, Which},
+    engine::{Engine, Handler, Ready, Resumed},
+    observe,
     policy::Policy,
     record::RecordId,
+    store::{StoreError, Which},
 };
 
 /// Goes on with operations that wait for a worker, at most `at_once` of them at a time: phased ones that
@@ -70,6 +74,7 @@ pub async fn work_in<H, F>(
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut at_work: HashSet<RecordId> = HashSet::new();
     let mut left = 0;
+    let mut failures = 0_u32;
     loop {
         let next_look = Instant::now() + every;
         let not_before = Instant::now() + PAUSE_LEAST;
@@ -77,8 +82,12 @@ pub async fn work_in<H, F>(
         let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
         let mut more = at_work.len() >= at_once;
         if !more {
-            match engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which).await {
+            match look(&engine, listed, which).await {
                 Ok((ready, resumed)) => {
+                    if failures > 0 {
+                        failures = 0;
+                        observe::worker_recovered(NAME);
+                    }
                     left = resumed.left as usize;
                     let given_up = resumed.given_up as usize;
                     // A full list: there may be more behind it.
@@ -93,16 +102,18 @@ pub async fn work_in<H, F>(
                             continue;
                         }
                         taken += 1;
-                        let end = End(ready.id().clone(), ended.clone());
+                        let mut end = End::new(ready.id(), &ended);
                         let (engine, handler) = (Arc::clone(&engine), Arc::clone(&handler));
                         let patience = ready.patience();
                         spawn(Box::pin(async move {
                             let mut going_on = pin!(engine.go_on(ready, &*handler));
-                            if timeout(patience, &mut going_on).await.is_err() {
-                                // Its attempt is over, whenever its handler ends: somebody may have
-                                // to go on with it, and others want its place.
+                            let ended = timeout(patience, &mut going_on).await;
+                            // If it has not: its attempt is over, whenever its handler ends. Somebody
+                            // may have to go on with it, and others want its place.
+                            end.moved = *ended.as_ref().unwrap_or(&true);
+                            drop(end);
+                            if ended.is_err() {
                                 warn!("a handler does not end");
-                                drop(end);
                                 going_on.await;
                             }
                         }));
@@ -116,17 +127,24 @@ pub async fn work_in<H, F>(
                         continue;
                     }
                 }
-                Err(error) => warn!(%error, "operations that wait could not be looked for"),
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    observe::worker_failed(NAME, failures);
+                    warn!(%error, "operations that wait could not be looked for");
+                }
             }
         }
-        // Until it is worth looking again.
+        // Until it is worth looking again. Where nothing came of anything, the next look would find the
+        // same, and read all of it.
+        let mut any_moved = false;
         loop {
             tokio::select! {
                 // What has ended makes room before more is looked for.
                 biased;
-                Some(id) = ends.recv() => {
+                Some((id, moved)) = ends.recv() => {
                     at_work.remove(&id);
-                    if more && at_work.len() <= at_once / 2 {
+                    any_moved |= moved;
+                    if more && any_moved && at_work.len() <= at_once / 2 {
                         break;
                     }
                 }
@@ -138,18 +156,41 @@ pub async fn work_in<H, F>(
     }
 }
 
+/// As it is called in metrics.
+const NAME: &str = "dispatcher";
+
 /// Between two looks, should everything end at once without having been done.
 const PAUSE_LEAST: Duration = Duration::from_millis(5);
 
 /// More are not read at a time, with their requests.
 const LISTED_MAX: usize = 1000;
 
-/// Tells that an operation has ended, however it did.
-struct End(RecordId, mpsc::UnboundedSender<RecordId>);
+/// One look, which must not be the end of all looks, whatever a store does.
+async fn look(
+    engine: &Engine,
+    listed: usize,
+    which: Which,
+) -> Result<(Vec<Ready>, Resumed), StoreError> {
+    let ready = engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which);
+    AssertUnwindSafe(ready).catch_unwind().await.unwrap_or_else(|_| Err(StoreError::panicked()))
+}
+
+/// Tells that an operation has ended, however it did, and whether it is still where it was.
+struct End {
+    id: RecordId,
+    moved: bool,
+    to: mpsc::UnboundedSender<(RecordId, bool)>,
+}
+
+impl End {
+    fn new(id: &RecordId, to: &mpsc::UnboundedSender<(RecordId, bool)>) -> Self {
+        End { id: id.clone(), moved: false, to: to.clone() }
+    }
+}
 
 impl Drop for End {
     fn drop(&mut self) {
         // The worker may be gone.
-        let _ = self.1.send(self.0.clone());
+        let _ = self.to.send((self.id.clone(), self.moved));
     }
 }

@@ -104,16 +104,21 @@ impl Reaper {
     /// One bounded run, in small batches with pauses between them.
     ///
     /// # Errors
-    /// When the store does not answer. What was done stays done.
+    /// When the store does not answer: with the first error, after all was tried. What was done stays
+    /// done.
     ///
     /// # Cancel safety
     /// May be dropped: each record was reaped, or it was not.
     pub async fn run_once(&self) -> Result<Reap, StoreError> {
         let mut reap = Reap::default();
+        let mut failed = None;
         for kind in [Kind::Record, Kind::Audit, Kind::Message] {
-            self.in_batches(kind, &mut reap).await?;
+            // One kind that fails must not keep the others for ever.
+            if let Err(error) = self.in_batches(kind, &mut reap).await {
+                failed.get_or_insert(error);
+            }
         }
-        Ok(reap)
+        failed.map_or(Ok(reap), Err)
     }
 
     /// Runs every so often, until `stop` or until the engine is told to drain. A run that was begun

@@ -2,11 +2,13 @@
 //! sooner when there is more to do; later and later while it fails.
 
 use std::{
+    panic::AssertUnwindSafe,
     pin::pin,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -68,7 +70,7 @@ pub(crate) async fn repeat<W: Worker>(
     stop: impl Future<Output = ()> + Send,
 ) {
     let (name, engine) = (W::NAME, worker.engine());
-    observe::worker_started(name, engine.now());
+    observe::worker_started(name, every, engine.starts(name).then(|| engine.now()));
     let mut failures = 0_u32;
     let mut next = (every / 10).mul_f64(worker.chance());
     let mut stop = pin!(stop);
@@ -79,7 +81,9 @@ pub(crate) async fn repeat<W: Worker>(
             is_draining = sleep_unless_draining(engine, next) => if is_draining { return },
         }
         let begun = Instant::now();
-        next = match worker.once().await {
+        // A panic must not be the end of a worker: nobody would start it again, or notice.
+        let once = AssertUnwindSafe(worker.once()).catch_unwind();
+        next = match once.await.unwrap_or_else(|_| Err(StoreError::panicked())) {
             Ok(more) => {
                 if failures > 0 {
                     info!(worker = name, failures, "a worker is at work again");
@@ -96,7 +100,7 @@ pub(crate) async fn repeat<W: Worker>(
                     warn!(worker = name, %error, source, "a worker failed, and will try again");
                 }
                 failures = failures.saturating_add(1);
-                observe::worker_failed(name);
+                observe::worker_failed(name, failures);
                 let doubled = AFTER_FAILURE * (1 << (failures - 1).min(10));
                 jittered(doubled.min(every), worker.chance())
             }

@@ -9,18 +9,7 @@ use std::{
 use tracing::warn;
 
 use super::runner::{Worker, repeat};
-use crate::{
-    engine::Engine,
-    observe,
-    outbox::{MessageState, OutboxStore},
-    store::StoreError,
-};
-
-/// Dead letters are counted up to this.
-const DEAD_LETTERS_MAX: u32 = 1000;
-
-/// The lag is that of the one that waits for longest among so many messages.
-const READY_MAX: u32 = 100;
+use crate::{engine::Engine, observe, outbox::OutboxStore, store::StoreError};
 
 /// Looks at the store and sets gauges: records in each state, the age of the oldest that is unknown, in
 /// progress or pending, the lag and the dead letters of an outbox, what handlers take. Warns once of each
@@ -72,12 +61,9 @@ impl Surveyor {
         let now = self.engine.now();
         observe::surveyed(&stats, now);
         let Some(outbox) = &self.outbox else { return Ok(()) };
-        let ready = outbox.list(MessageState::Ready, None, READY_MAX);
-        let ready = self.engine.in_time(ready).await?;
-        let lag = ready.iter().map(|message| now.since(message.next_at)).max();
-        let dead = outbox.list(MessageState::Dead, None, DEAD_LETTERS_MAX);
-        let dead = self.engine.in_time(dead).await?;
-        observe::outbox_surveyed(lag.unwrap_or_default(), dead.len());
+        let backlog = self.engine.in_time(outbox.backlog()).await?;
+        let lag = backlog.due_at.map(|due_at| now.since(due_at));
+        observe::outbox_surveyed(lag.unwrap_or_default(), backlog.dead_letters);
         Ok(())
     }
 

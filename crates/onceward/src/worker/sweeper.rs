@@ -1,27 +1,17 @@
 //! The sweeper: attempts whose lease ran out, and accepted work that nobody began in time.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::runner::{Seeded, Worker, repeat, rest};
-use crate::{
-    engine::Engine,
-    record::State,
-    store::{StoreError, list::Cursor},
-};
+use crate::{engine::Engine, record::State, store::StoreError};
 
 /// So many records in one call of the store: requests do not wait behind it for long.
 const BATCH: u32 = 100;
 
 /// So many calls in one run.
 const BATCHES_MAX: u32 = 100;
-
-/// So many pages of pending work are looked through in one run, of [`BATCH`] records each.
-const PAGES_MAX: u32 = 20;
 
 /// Moves records on whose attempt vanished, by its declared effects: what may have acted becomes
 /// `unknown`, what cannot have acted may run again, a phased operation waits to be gone on with. Ends
@@ -40,8 +30,6 @@ const PAGES_MAX: u32 = 20;
 #[derive(Debug)]
 pub struct Sweeper {
     engine: Arc<Engine>,
-    /// Behind which pending record to look next, so that all have their turn.
-    looked: Mutex<Option<Cursor>>,
     seeded: Option<Seeded>,
 }
 
@@ -82,7 +70,7 @@ impl Sweeper {
 
     /// A sweeper for the records of this engine's store.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Sweeper { engine, looked: Mutex::default(), seeded: None }
+        Sweeper { engine, seeded: None }
     }
 
     /// The same with jitter from a seed: for tests.
@@ -94,15 +82,18 @@ impl Sweeper {
     /// One bounded run, in small batches with pauses between them.
     ///
     /// # Errors
-    /// When the store does not answer. What was done stays done.
+    /// When the store does not answer: with the first error, after all was tried. What was done stays
+    /// done.
     ///
     /// # Cancel safety
     /// May be dropped: each record was moved on, or it was not.
     pub async fn run_once(&self) -> Result<Sweep, StoreError> {
         let mut sweep = Sweep::default();
-        let stopped = self.sweep(&mut sweep).await?;
-        if !stopped {
-            self.give_up(&mut sweep).await?;
+        let swept = self.sweep(&mut sweep).await;
+        if !matches!(swept, Ok(true)) {
+            // What fails for the one must not keep the other for ever.
+            let given_up = self.give_up(&mut sweep).await;
+            swept.and(given_up)?;
         }
         Ok(sweep)
     }
@@ -138,33 +129,19 @@ impl Sweeper {
         Ok(false)
     }
 
-    /// Goes through pending work in turns: how long each may wait is its own affair, so that the oldest
-    /// need not be the first whose time is over.
     async fn give_up(&self, sweep: &mut Sweep) -> Result<(), StoreError> {
-        let mut after = self.looked().clone();
-        let from_the_start = after.is_none();
-        for _ in 0..PAGES_MAX {
+        let mut after = None;
+        for _ in 0..BATCHES_MAX {
             let begun = Instant::now();
-            // After a failure it begins anew: one bad page must not be the end of it.
-            *self.looked() = None;
             let (given_up, next) = self.engine.give_up_overdue(after, BATCH).await?;
             sweep.given_up += given_up;
-            self.looked().clone_from(&next);
+            if next.is_none() || rest(&self.engine, begun.elapsed()).await {
+                return Ok(());
+            }
+            // One that cannot be given up is passed by.
             after = next;
-            if after.is_none() {
-                // One that began in the middle has not seen what stands before.
-                sweep.more |= !from_the_start && given_up > 0;
-                return Ok(());
-            }
-            if rest(&self.engine, begun.elapsed()).await {
-                return Ok(());
-            }
         }
-        sweep.more |= sweep.given_up > 0;
+        sweep.more = true;
         Ok(())
-    }
-
-    fn looked(&self) -> std::sync::MutexGuard<'_, Option<Cursor>> {
-        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

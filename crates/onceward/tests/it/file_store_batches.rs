@@ -11,7 +11,7 @@ use onceward::{
     record::{AttemptId, AuditRecord, Fence, Lease, RecordId},
     store::{
         Advance, Ask, Claim, Mode, Proof, Reservation, Resolution, Resolve, Resumable,
-        StoreErrorKind, Write, Written,
+        StoreErrorKind, Which, Write, Written,
     },
     testing::samples::{intend, request, save, withdraw},
 };
@@ -202,8 +202,8 @@ async fn batches_and_the_short_way_do_what_single_steps_in_memory_do() {
             let all = known.iter().map(name).all(|audit| kept.contains(&audit));
             assert!(all, "seed {seed}, round {round}: {known:?}, {kept:?}");
         }
-        let waiting = by_id(store.resumable(10).await.expect("an answer"));
-        let expected = by_id(caller.model.resumable(10).await.expect("an answer"));
+        let waiting = by_id(store.resumable(Which::All, 10).await.expect("an answer"));
+        let expected = by_id(caller.model.resumable(Which::All, 10).await.expect("an answer"));
         assert_eq!(waiting, expected, "seed {seed}, round {round}: {calls:?}");
         match caller.random.random_range(0..10) {
             0 => clock.advance(Duration::from_secs(caller.random.random_range(0..90))),

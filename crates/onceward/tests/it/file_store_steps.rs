@@ -7,7 +7,7 @@ use onceward::{
     Effects, SqliteOptions, SqliteStore, Store,
     clock::ManualClock,
     record::{AttemptId, Lease, State},
-    store::{Advanced, Ask, Database, Resolution, Resolve, Write, Written},
+    store::{Advanced, Ask, Database, Resolution, Resolve, Which, Write, Written},
     testing::samples::{request, save},
 };
 
@@ -42,7 +42,7 @@ async fn steps_and_the_request_survive_the_process() {
     drop(store);
     clock.advance(Duration::from_secs(60));
     let store = SqliteStore::open(options).await.expect("the same store");
-    let waiting = store.resumable(10).await.expect("an answer");
+    let waiting = store.resumable(Which::All, 10).await.expect("an answer");
     assert_eq!(waiting.len(), 1);
     assert_eq!(waiting[0].request, Some(request("body")));
     assert_eq!(waiting[0].record.progress.recovery_point.as_deref(), Some("charge"));
@@ -167,7 +167,7 @@ async fn a_damaged_request_does_not_stand_in_the_way_of_the_others() {
     .await;
     clock.advance(Duration::from_secs(60));
     for limit in [1, 2, 10] {
-        let waiting = store.resumable(limit).await.expect("an answer");
+        let waiting = store.resumable(Which::All, limit).await.expect("an answer");
         let keys: Vec<_> = waiting.iter().map(|one| one.record.id.key.as_str()).collect();
         let expected = ["order-4", "order-5"];
         assert_eq!(keys, expected[..expected.len().min(limit as usize)], "at most {limit}");

@@ -193,7 +193,7 @@ async fn damaged_rows_do_not_stop_the_workers() {
     run_sql(
         &path,
         "UPDATE records SET effects = 'nonsense' WHERE key IN ('left-0', 'left-1'); \
-         UPDATE records SET reply_length = 1 WHERE key IN ('done-0', 'done-1')",
+         UPDATE records SET attempts = -1 WHERE key IN ('done-0', 'done-1')",
     )
     .await;
     clock.advance(Duration::from_secs(70));

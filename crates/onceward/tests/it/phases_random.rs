@@ -19,7 +19,8 @@ use onceward::{
     record::{AuditRecord, Lease, Record, RecordId, SavedStep, State},
     store::{
         Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Pulse, Reaped, Regression,
-        Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture, Swept, Write, Written,
+        Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture, Swept, Which, Write,
+        Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
     testing::{Fault, FaultyStore, Seed, StoreCall},
@@ -393,8 +394,8 @@ impl Store for Broken {
         }
     }
 
-    fn resumable(&self, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
-        self.inner.resumable(limit)
+    fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>> {
+        self.inner.resumable(which, limit)
     }
 
     fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {

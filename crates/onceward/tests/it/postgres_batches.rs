@@ -208,7 +208,7 @@ async fn a_call_that_is_alone_is_one_round_trip() {
 }
 
 /// A table that was never analysed, with this many records of one scope.
-async fn never_analysed(rows: u32) -> Home {
+pub(crate) async fn never_analysed(rows: u32) -> Home {
     let home = Home::new().await;
     let mut look = home.connection().await;
     for table in ["records", "leases", "replies"] {
@@ -232,7 +232,7 @@ async fn never_analysed(rows: u32) -> Home {
 }
 
 /// How many pages the server looked at for a call, on a connection that made its plans now.
-async fn pages(home: &Home, call: &str) -> u64 {
+pub(crate) async fn pages(home: &Home, call: &str) -> u64 {
     let mut look = home.connection().await;
     let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) {call}");
     let mut least = u64::MAX;
@@ -495,7 +495,7 @@ async fn pending_work_that_is_due_is_found_by_its_index_among_many_records() {
                 WHERE record_id <= 3000; \
                 DELETE FROM leases WHERE record_id <= 3000";
     run(&mut look, pend).await;
-    let due = format!("SELECT * FROM {}.resumable(2000, 16)", home.schema);
+    let due = format!("SELECT * FROM {}.resumable(2000, false, 16, 0)", home.schema);
     assert_eq!(lines(&mut look, &format!("SELECT record_id::text FROM ({due}) d")).await.len(), 16);
     let looked_at = pages(&home, &due).await;
     assert!(looked_at < 100, "{looked_at} pages");

@@ -8,7 +8,9 @@ use http::StatusCode;
 use onceward::{
     Idempotency, Operation, PgOptions, PgStore, Policy, Reply, Store,
     record::Effects,
-    store::{PgConnectError, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written},
+    store::{
+        PgConnectError, Reservation, Resolution, Resolve, StoreErrorKind, Which, Write, Written,
+    },
     testing::samples::{ask, claim, phased, reply, save},
 };
 use onceward_testbed::{PgBouncer, Postgres};
@@ -70,7 +72,7 @@ async fn calls_that_are_dropped_at_any_moment_leave_no_transaction_open() {
         drop_soon(&mut random, store.steps(&asked.id, 1)).await;
         drop_soon(&mut random, store.sweep(10)).await;
         drop_soon(&mut random, store.reap(10)).await;
-        drop_soon(&mut random, store.resumable(10)).await;
+        drop_soon(&mut random, store.resumable(Which::All, 10)).await;
         drop_soon(&mut random, store.claim(claim(&asked))).await;
         drop_soon(&mut random, store.write(&lease, Write::MarkUnknown("reset".into()))).await;
         let resolve = Resolve {

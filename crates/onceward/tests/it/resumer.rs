@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use onceward::{
     Effect, EffectError, Effects, Operation, Policy, Resumer, Store as _, engine::Resumed,
-    record::State,
+    record::State, store::Which,
 };
 use tokio::sync::Notify;
 
@@ -155,7 +155,7 @@ async fn a_worker_is_given_the_request_without_credentials() {
     }
     let record = service.record(KEY).await.expect("a record");
     assert_eq!(record.state, State::Completed);
-    assert_eq!(service.memory.resumable(10).await.expect("memory answers"), []);
+    assert_eq!(service.memory.resumable(Which::All, 10).await.expect("memory answers"), []);
 }
 
 #[tokio::test(start_paused = true)]

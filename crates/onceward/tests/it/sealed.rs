@@ -7,7 +7,9 @@ use onceward::{
     KeyRing, MemoryStore, Reply, RingKey, Scope, SealedStore, Store,
     record::{AuditEvent, Lease, Record, RecordId},
     reply::ReplyBody,
-    store::{Advance, Ask, Reservation, Resolution, Resolve, StoreErrorKind, Write, Written},
+    store::{
+        Advance, Ask, Reservation, Resolution, Resolve, StoreErrorKind, Which, Write, Written,
+    },
     testing::{
         Fault, FaultyStore, StoreCall,
         samples::{ask, id, phased, reply, request, retry},
@@ -89,12 +91,12 @@ async fn steps_and_requests_are_sealed_too() {
     let save = Advance::Save { name: "book".into(), result: SECRET.into() };
     let _ = store.advance(&lease, save).await.expect("saved");
     let inside = inner.steps(&lease.id, 1).await.expect("steps");
-    let waiting = inner.resumable(10).await.expect("those that wait");
+    let waiting = inner.resumable(Which::All, 10).await.expect("those that wait");
     let seen = format!("{inside:?} {waiting:?}");
     assert!(!seen.contains("nobody else"), "{seen}");
     let steps = store.steps(&lease.id, 1).await.expect("steps");
     assert_eq!(steps[0].result, SECRET);
-    let waiting = store.resumable(10).await.expect("those that wait");
+    let waiting = store.resumable(Which::All, 10).await.expect("those that wait");
     assert_eq!(waiting[0].request, Some(request(SECRET)));
 }
 

@@ -241,9 +241,8 @@ async fn overdue_work_is_found_behind_any_number_that_may_wait_longer() {
     service.charge(KEY).await;
     service.clock.advance(DAY);
     let sweeper = Sweeper::new(Arc::clone(&service.engine));
-    let first = sweeper.run_once().await.expect("memory answers");
-    let second = sweeper.run_once().await.expect("memory answers");
-    assert_eq!((first.given_up, second.given_up), (0, 1));
+    let given_up = Sweep { given_up: 1, ..Sweep::default() };
+    assert_eq!(sweeper.run_once().await.expect("memory answers"), given_up);
     assert_eq!(service.record(KEY).await.map(|record| record.state), Some(State::Completed));
 }
 

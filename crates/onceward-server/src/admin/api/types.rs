@@ -252,10 +252,10 @@ pub(crate) struct AuditPageView {
 pub(crate) struct StatsView {
     /// For each state.
     pub(crate) states: Vec<StateCount>,
-    /// When the oldest record was created whose outcome is unknown.
+    /// When the oldest attempt was begun whose outcome is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oldest_unknown: Option<String>,
-    /// When the oldest record was created that is in progress.
+    /// When the oldest attempt was begun that is in progress.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oldest_in_progress: Option<String>,
     /// When the oldest record was created that waits to be begun.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use sqlx::{Row as _, postgres::PgRow};
+use tracing::warn;
 
 use super::{
     link::{Caller as _, Link, call},
@@ -23,16 +24,32 @@ use crate::{
 };
 
 pub(super) async fn page(link: &mut Link, query: Query) -> Result<Page, StoreError> {
-    let filter = filter(&query).to_string();
-    let bind = |link: &Link| call(&link.statements().list).bind(link.now()).bind(filter.clone());
-    let rows = fetch(link, bind).await?;
+    let most = query.page_size() as usize + 1;
     let read = |row: &PgRow| {
         let found = FoundRow(row);
         let record = found.record(&id_of(row)?).map_err(damaged)?;
-        Ok(shown(&record, found.now().map_err(damaged)?))
+        Ok::<_, StoreError>(shown(&record, found.now().map_err(damaged)?))
     };
-    let records: Result<Vec<_>, StoreError> = rows.iter().map(read).collect();
-    Ok(query.cut(records?.into_iter().flatten().collect()))
+    let mut records = Vec::new();
+    let mut seen = 0;
+    loop {
+        let page = most - records.len();
+        let filter = filter(&query, page, seen).to_string();
+        let bind =
+            |link: &Link| call(&link.statements().list).bind(link.now()).bind(filter.clone());
+        let rows = fetch(link, bind).await?;
+        seen += rows.len();
+        for row in &rows {
+            match read(row) {
+                Ok(record) => records.extend(record),
+                // It must not be the end of a list, nor keep a worker from those behind it.
+                Err(error) => warn!(%error, "a record cannot be read, and is not listed"),
+            }
+        }
+        if rows.len() < page || records.len() >= most {
+            return Ok(query.cut(records));
+        }
+    }
 }
 
 pub(super) async fn audit_page(
@@ -70,7 +87,7 @@ fn id_of(row: &PgRow) -> Result<RecordId, StoreError> {
 }
 
 /// What the function `list` understands. What is null is not asked for.
-fn filter(query: &Query) -> Value {
+fn filter(query: &Query, limit: usize, skipped: usize) -> Value {
     let (key, key_prefix) = match &query.key {
         None => (None, None),
         Some(KeyFilter::Exact(key)) => (Some(key.as_str()), None),
@@ -96,11 +113,13 @@ fn filter(query: &Query) -> Value {
             Sort::CreatedAt => "created_at",
             Sort::ExpiresAt => "expires_at",
         },
+        "overdue": query.overdue,
         "descending": query.order == Order::Descending,
         "after_at": query.after.as_ref().map(|after| after.at.as_micros()),
         "after_scope": query.after.as_ref().map(|after| after.id.scope.as_str()),
         "after_key": query.after.as_ref().map(|after| after.id.key.as_str()),
-        "limit": query.page_size() + 1,
+        "limit": limit,
+        "skipped": skipped,
     })
 }
 

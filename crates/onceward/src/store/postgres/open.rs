@@ -117,6 +117,7 @@ pub(super) struct Statements {
     pub(super) redrive: Arc<str>,
     pub(super) discard: Arc<str>,
     pub(super) purge_done: Arc<str>,
+    pub(super) backlog: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) audit_log: Arc<str>,
@@ -175,7 +176,7 @@ impl Statements {
             resumable: named(
                 "SELECT r.*, q.request, \
                  NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
-                 FROM onceward.resumable(onceward.micros($1), $2) AS d (record_id, position) \
+                 FROM onceward.resumable(onceward.micros($1), $2, $3, $4) AS d (record_id, position) \
                  CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
                  WHERE r.record_id = d.record_id OFFSET 0) r \
                  LEFT JOIN LATERAL (SELECT * FROM onceward.requests q \
@@ -222,6 +223,11 @@ impl Statements {
             redrive: named("SELECT * FROM onceward.redrive($1, $2, $3)"),
             discard: named("SELECT * FROM onceward.discard($1, $2, $3)"),
             purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
+            backlog: named(
+                "SELECT (SELECT count(*) FROM (SELECT FROM onceward.outbox WHERE state = 'dead' \
+                 LIMIT $1) d), \
+                 (SELECT min(next_at) FROM onceward.outbox WHERE state = 'ready' AND NOT held)",
+            ),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \
                  reply_headers, reply_schema, reply_body FROM onceward.audit_records \

@@ -14,10 +14,11 @@ use super::{
     workers::{fetch, unreadable},
 };
 use crate::{
+    clock::Timestamp,
     key::Key,
     outbox::{
-        Claimed, ListedMessage, Message, MessageId, MessageQuery, MessageState, OutboxStore, Owner,
-        Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, ListedMessage, Message, MessageId, MessageQuery,
+        MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease, RecordId},
     scope::Scope,
@@ -246,6 +247,18 @@ async fn show_one(link: &mut Link, id: MessageId) -> Result<Option<ListedMessage
     fetch(link, bind).await?.first().map(read_listed).transpose()
 }
 
+async fn backlog(link: &mut Link) -> Result<Backlog, StoreError> {
+    let most = i64::from(DEAD_LETTERS_MAX);
+    let rows = fetch(link, |link| call(&link.statements().backlog).bind(most)).await?;
+    let row = rows.first().ok_or_else(unreadable)?;
+    let dead_letters: i64 = row.try_get(0).map_err(|_| unreadable())?;
+    let due_at: Option<i64> = row.try_get(1).map_err(|_| unreadable())?;
+    Ok(Backlog {
+        dead_letters: u32::try_from(dead_letters).unwrap_or(0),
+        due_at: due_at.map(Timestamp::from_micros),
+    })
+}
+
 /// A call that returns the ids of the messages that it was applied to.
 async fn applied(
     link: &mut Link,
@@ -345,5 +358,9 @@ impl OutboxStore for PgStore {
                     .bind(count(limit))
             }))
         })
+    }
+
+    fn backlog(&self) -> StoreFuture<'_, Backlog> {
+        self.single(move |link| Box::pin(backlog(link)))
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     machine::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT},
     record::{Lease, RecordId, SavedStep},
     scope::Scope,
-    store::{Advance, Advanced, Resumable, StoreError, request::decode_request},
+    store::{Advance, Advanced, Resumable, StoreError, Which, request::decode_request},
 };
 
 /// One step, guarded by attempt and fence.
@@ -104,11 +104,13 @@ pub(super) async fn saved(
     fetch(link, bind).await?.iter().map(|row| read(row).ok_or_else(unreadable)).collect()
 }
 
-/// Operations that wait for a worker. One that cannot be read is left out: it must not stand in the way
-/// of the others.
-pub(super) async fn resumable(link: &mut Link, limit: u32) -> Result<Vec<Resumable>, StoreError> {
-    let bind =
-        |link: &Link| call(&link.statements().resumable).bind(link.now()).bind(i64::from(limit));
+/// Operations that wait for a worker. One that cannot be read is left out, and its place taken by
+/// another: it must not stand in the way of the others.
+pub(super) async fn resumable(
+    link: &mut Link,
+    which: Which,
+    limit: u32,
+) -> Result<Vec<Resumable>, StoreError> {
     let read = |row: &PgRow| -> Result<Resumable, StoreError> {
         let scope: &str = row.try_get("scope").map_err(|_| unreadable())?;
         let key: &str = row.try_get("key").map_err(|_| unreadable())?;
@@ -129,5 +131,28 @@ pub(super) async fn resumable(link: &mut Link, limit: u32) -> Result<Vec<Resumab
         }
         read.ok()
     };
-    Ok(fetch(link, bind).await?.iter().filter_map(readable).collect())
+    let limit = limit as usize;
+    let mut resumable: Vec<Resumable> = Vec::new();
+    let mut seen = 0;
+    loop {
+        let page = limit - resumable.len();
+        let bind = |link: &Link| {
+            call(&link.statements().resumable)
+                .bind(link.now())
+                .bind(which == Which::Accepted)
+                .bind(page as i64)
+                .bind(seen as i64)
+        };
+        let rows = fetch(link, bind).await?;
+        seen += rows.len();
+        for one in rows.iter().filter_map(readable) {
+            // What moved between two pages may come twice.
+            if !resumable.iter().any(|other| other.record.id == one.record.id) {
+                resumable.push(one);
+            }
+        }
+        if rows.len() < page || resumable.len() >= limit {
+            return Ok(resumable);
+        }
+    }
 }

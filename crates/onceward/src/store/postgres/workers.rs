@@ -67,11 +67,29 @@ pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditReco
     rows.iter().map(|row| read_audit(row, &id).map_err(damaged)).collect()
 }
 
+/// So many statements at most for one call, once it has something to tell of. Each looks at no more rows
+/// than the call may move, since what was renewed or filed too early is looked at and left: no lock is
+/// held for longer than that takes.
+const STATEMENTS_MAX: u32 = 20;
+
 pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, StoreError> {
-    let most = i32::try_from(limit).unwrap_or(i32::MAX);
-    let rows =
-        fetch(link, |link| call(&link.statements().sweep).bind(link.now()).bind(most)).await?;
-    rows.iter().map(|row| read_swept(row).ok_or_else(unreadable)).collect()
+    let mut swept: Vec<Swept> = Vec::new();
+    for statement in 1.. {
+        let most = i32::try_from(limit as usize - swept.len()).unwrap_or(i32::MAX);
+        let bind = |link: &Link| call(&link.statements().sweep).bind(link.now()).bind(most);
+        let rows = fetch(link, bind).await?;
+        // The last row says that there may be more.
+        let is_more = |row: &PgRow| matches!(row.try_get(0), Ok(None::<&str>));
+        let more = rows.last().is_some_and(is_more);
+        for row in &rows[..rows.len() - usize::from(more)] {
+            swept.push(read_swept(row).ok_or_else(unreadable)?);
+        }
+        let is_enough = statement >= STATEMENTS_MAX && !swept.is_empty();
+        if !more || is_enough || swept.len() >= limit as usize {
+            break;
+        }
+    }
+    Ok(swept)
 }
 
 /// What is due to be asked about. One that cannot be read is left out: it must not stand in the way of
@@ -111,14 +129,26 @@ pub(super) fn unreadable() -> StoreError {
 }
 
 pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreError> {
-    let most = i32::try_from(limit).unwrap_or(i32::MAX);
-    let rows =
-        fetch(link, |link| call(&link.statements().reap).bind(link.now()).bind(most)).await?;
-    let count = |column: usize| {
-        let count: i32 = rows.first().and_then(|row| row.try_get(column).ok()).unwrap_or(0);
-        u32::try_from(count).unwrap_or(0)
-    };
-    Ok(Reaped { expired: count(0), purged: count(1) })
+    let mut reaped = Reaped::default();
+    for statement in 1.. {
+        let done = reaped.expired + reaped.purged;
+        let most = i32::try_from(limit - done).unwrap_or(i32::MAX);
+        let bind = |link: &Link| call(&link.statements().reap).bind(link.now()).bind(most);
+        let rows = fetch(link, bind).await?;
+        let row = rows.first().ok_or_else(unreadable)?;
+        let count = |column: usize| {
+            let count: i32 = row.try_get(column).unwrap_or(0);
+            u32::try_from(count).unwrap_or(0)
+        };
+        reaped.expired += count(0);
+        reaped.purged += count(1);
+        let done = reaped.expired + reaped.purged;
+        let more: bool = row.try_get(2).map_err(|_| unreadable())?;
+        if !more || done >= limit || (statement >= STATEMENTS_MAX && done > 0) {
+            break;
+        }
+    }
+    Ok(reaped)
 }
 
 pub(super) async fn purge_audit(

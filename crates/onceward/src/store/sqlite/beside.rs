@@ -21,7 +21,7 @@ use crate::{
     clock::Timestamp,
     machine::{self, Step},
     record::{Lease, Record, RecordId, SavedStep, StoredRequest},
-    store::{Advance, Advanced, Ask, Reservation, Resumable},
+    store::{Advance, Advanced, Ask, Reservation, Resumable, Which},
 };
 
 /// One thing to keep.
@@ -175,7 +175,7 @@ impl Writer {
     }
 
     /// What cannot be read is left out, as workers do: it must not stand in the way of the others.
-    pub(super) async fn resumable(&mut self, limit: u32) -> Outcome<Vec<Resumable>> {
+    pub(super) async fn resumable(&mut self, which: Which, limit: u32) -> Outcome<Vec<Resumable>> {
         let now = self.options.clock.now();
         let mut resumable = Vec::new();
         let mut unreadable = 0;
@@ -184,6 +184,7 @@ impl Writer {
             let page = limit.saturating_sub(found).min(PAGE_MAX);
             let query = sqlx::query(RESUMABLE).bind(now.as_micros());
             let query = query.bind(page).bind(found.saturating_add(unreadable));
+            let query = query.bind(which == Which::All);
             let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
             let read = resumable.len();
             resumable.extend(rows.iter().filter_map(|row| read_resumable(row).ok()));

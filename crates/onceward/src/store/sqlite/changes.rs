@@ -13,8 +13,8 @@ use super::{
     PendingStep,
     beside::Gathered,
     error::STORE,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_id, bind_record, read_record},
-    sql::{LOAD, PUTS, REMEMBER},
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_buried, bind_id, bind_record, read_record},
+    sql::{BURY, LOAD, PUTS, REMEMBER},
 };
 use crate::{
     record::{AuditRecord, Record, RecordId},
@@ -27,6 +27,8 @@ pub(super) type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
 #[derive(Default)]
 pub(super) struct Changes<'a> {
     pub(super) puts: &'a [&'a Record],
+    /// Those that become tombstones: nothing else of them changes.
+    pub(super) buried: &'a [&'a Record],
     pub(super) removed: &'a [&'a RecordId],
     pub(super) audits: &'a [AuditRecord],
     pub(super) beside: Gathered,
@@ -42,6 +44,9 @@ impl Changes<'_> {
                 query.execute(&mut *connection).await?;
                 rest = after;
             }
+        }
+        for record in self.buried {
+            bind_buried(sqlx::query(BURY), record).execute(&mut *connection).await?;
         }
         for id in self.removed {
             let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");

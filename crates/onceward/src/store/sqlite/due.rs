@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use sqlx::SqliteConnection;
+use sqlx::{SqliteConnection, sqlite::SqliteRow};
 
 use super::{
     changes::Changes,
-    row::read_record,
+    row::{BadRow, read_listed, read_record},
     sql::{DUE_LEASES, DUE_RETENTION, DUE_UNKNOWN, PURGE_AUDIT},
     statement::Statement,
     writer::{Outcome, Writer, before},
@@ -41,7 +41,7 @@ impl Writer {
             let page = limit.saturating_sub(swept.len() as u32);
             let now = self.options.clock.now();
             let due = Page { sql: DUE_LEASES, times: &[now], size: page, skip: left_alone };
-            let (rows, due) = self.begin_and_list(due).await?;
+            let (rows, due) = self.begin_and_list(due, read_record).await?;
             let steps: Vec<_> = due.iter().map(|record| machine::sweep(record, now)).collect();
             let mut puts = Vec::new();
             let mut audits = Vec::new();
@@ -69,21 +69,21 @@ impl Writer {
             let page = limit.saturating_sub(reaped.expired + reaped.purged);
             let now = self.options.clock.now();
             let due = Page { sql: DUE_RETENTION, times: &[now; 2], size: page, skip: left_alone };
-            let (rows, due) = self.begin_and_list(due).await?;
+            let (rows, due) = self.begin_and_list(due, read_listed).await?;
             let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
-            let mut puts = Vec::new();
+            let mut buried = Vec::new();
             let mut removed = Vec::new();
             for (id, change) in &changes {
                 match change {
                     Change::Keep => {}
-                    Change::Put(record) => puts.push(&**record),
+                    Change::Put(record) => buried.push(&**record),
                     Change::Remove => removed.push(*id),
                 }
             }
-            self.write_and_commit(Changes { puts: &puts, removed: &removed, ..Changes::default() })
-                .await?;
-            left_alone += rows - (puts.len() + removed.len()) as u32;
-            reaped.expired += puts.len() as u32;
+            let (buried, removed) = (&*buried, &*removed);
+            self.write_and_commit(Changes { buried, removed, ..Changes::default() }).await?;
+            left_alone += rows - (buried.len() + removed.len()) as u32;
+            reaped.expired += buried.len() as u32;
             reaped.purged += removed.len() as u32;
             if rows < page || reaped.expired + reaped.purged >= limit {
                 return Ok(reaped);
@@ -112,11 +112,15 @@ impl Writer {
     /// Begins a transaction and reads the records that a worker has to look at; with the number of
     /// rows that are due. A record that cannot be read is left alone, and must not stand in the way
     /// of those behind it: requests for it are told that it is damaged.
-    async fn begin_and_list(&mut self, page: Page<'_>) -> Outcome<(u32, Vec<Record>)> {
+    async fn begin_and_list(
+        &mut self,
+        page: Page<'_>,
+        read: fn(&SqliteRow) -> Result<Record, BadRow>,
+    ) -> Outcome<(u32, Vec<Record>)> {
         let query = sqlx::query(page.sql);
         let query = page.times.iter().fold(query, |query, time| query.bind(time.as_micros()));
         let rows = self.begin_and_fetch(query.bind(page.size).bind(page.skip)).await?;
-        let records = rows.iter().filter_map(|row| read_record(row).ok()).collect();
+        let records = rows.iter().filter_map(|row| read(row).ok()).collect();
         Ok((rows.len() as u32, records))
     }
 }

@@ -7,16 +7,17 @@ use sqlx::{
     ConnectOptions as _, Connection as _, QueryBuilder, Row as _, Sqlite, SqliteConnection,
     sqlite::SqliteConnectOptions,
 };
+use tracing::warn;
 
 use super::{
     SqliteStore, closed,
     error::{Moment, STORE, store_error},
     open,
-    row::{read_listed, read_listed_audit},
+    row::{listed_columns, plain_columns, read_listed, read_listed_audit},
 };
 use crate::{
     clock::Timestamp,
-    record::State,
+    record::{Record, State},
     store::{
         StoreError, StoreErrorKind,
         list::{
@@ -35,12 +36,7 @@ const LOOK_EVERY: i32 = 10_000;
 /// How many ids are drawn for a sample. The same number is in `SAMPLE`.
 const DRAWN: u32 = 20_000;
 
-/// All columns of a record but those that hold its reply.
-const LISTED: &str = "SELECT scope, key, recipe, fingerprint, generation, state, attempt, fence, \
-    attempts, effects, route, method, path, created_at, started_at, lease_until, max_execution, \
-    finished_at, expires_at, retention, purge_at, last_error, reconcile_after, void, \
-    recovery_point, open_effect, effect_idempotent, queued_until, probes, asked_at, \
-    absent_at, reply_status FROM records WHERE ";
+const LISTED: &str = concat!("SELECT ", listed_columns!(), " FROM records WHERE ");
 
 const LISTED_AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status FROM audit_records WHERE true";
@@ -58,10 +54,9 @@ impl SqliteStore {
     pub(super) async fn list_page(&self, query: Query) -> Result<Page, StoreError> {
         let mut connection = self.reader().await?;
         let now = self.database.now();
-        let rows = page_sql(&query, now).build().fetch_all(&mut connection).await;
+        let records = readable(&mut connection, &query, now).await;
         close(connection).await;
-        let records: Result<Vec<_>, _> = rows.map_err(failed)?.iter().map(read_listed).collect();
-        let records = records.map_err(|error| damaged(&error))?;
+        let records = records.map_err(failed)?;
         Ok(query.cut(records.iter().filter_map(|record| shown(record, now)).collect()))
     }
 
@@ -101,6 +96,34 @@ impl SqliteStore {
         handle.set_progress_handler(LOOK_EVERY, move || Instant::now() < give_up);
         drop(handle);
         Ok(connection)
+    }
+}
+
+/// The records of a page, and one more if there is one. A record that cannot be read is left out: it
+/// must not be the end of a list, nor keep a worker from those behind it.
+async fn readable(
+    connection: &mut SqliteConnection,
+    query: &Query,
+    now: Timestamp,
+) -> sqlx::Result<Vec<Record>> {
+    let most = query.page_size() as usize + 1;
+    let mut records = Vec::new();
+    let mut seen = 0;
+    loop {
+        let page = most - records.len();
+        let mut sql = page_sql(query, now);
+        sql.push(" LIMIT ").push_bind(page as i64).push(" OFFSET ").push_bind(seen as i64);
+        let rows = sql.build().fetch_all(&mut *connection).await?;
+        seen += rows.len();
+        for row in &rows {
+            match read_listed(row) {
+                Ok(record) => records.push(record),
+                Err(error) => warn!(%error, "a record cannot be read, and is not listed"),
+            }
+        }
+        if rows.len() < page || records.len() >= most {
+            return Ok(records);
+        }
     }
 }
 
@@ -149,6 +172,9 @@ fn page_sql(query: &Query, now: Timestamp) -> Sql {
     if let Some(effects) = query.effects {
         sql.push(" AND effects = ").push_bind(effects.name());
     }
+    if query.overdue {
+        sql.push(" AND state = 'pending' AND queued_until <= ").push_bind(now.as_micros());
+    }
     if query.dead_letters {
         sql.push(" AND state = 'unknown' AND reconcile_after = ");
         sql.push_bind(Timestamp::NEVER.as_micros());
@@ -165,6 +191,7 @@ fn page_sql(query: &Query, now: Timestamp) -> Sql {
 
 fn push_order(sql: &mut Sql, query: &Query) {
     let by = match query.sort {
+        _ if query.overdue => "queued_until",
         Sort::CreatedAt => "created_at",
         Sort::ExpiresAt => "expires_at",
     };
@@ -175,15 +202,14 @@ fn push_order(sql: &mut Sql, query: &Query) {
     if let Some(after) = &query.after {
         let at = after.at.as_micros();
         // What is open is little, and has an index of its own, which is better than that of all times.
-        let plus = if is_open(&query.states) { "+" } else { "" };
+        let plus = if is_open(&query.states) && !query.overdue { "+" } else { "" };
         // The first condition is for the index.
         sql.push(format!(" AND {plus}{by} {than}= ")).push_bind(at);
         sql.push(format!(" AND ({plus}{by}, scope, key) {than} (")).push_bind(at);
         sql.push(", ").push_bind(after.id.scope.as_str().to_owned());
         sql.push(", ").push_bind(after.id.key.as_str().to_owned()).push(")");
     }
-    sql.push(format!(" ORDER BY {by} {order}, scope {order}, key {order} LIMIT "));
-    sql.push_bind(i64::from(query.page_size()) + 1);
+    sql.push(format!(" ORDER BY {by} {order}, scope {order}, key {order}"));
 }
 
 /// Whether one state is asked for, and time does not change it.
@@ -254,7 +280,7 @@ async fn stats(connection: &mut SqliteConnection, now: Timestamp) -> Result<Stat
     sql.push(SHOWN_STATE)
         .push_bind(now.as_micros())
         .push(" THEN 'expired' ELSE state END AS shown");
-    sql.push(format!(", count(*), min(created_at) FROM {from} WHERE "));
+    sql.push(format!(", count(*), min({SINCE}) FROM {from} WHERE "));
     sql.push(IS_THERE).push_bind(now.as_micros()).push(") GROUP BY shown");
     let mut stats = Stats::default();
     for state in State::ALL {
@@ -285,10 +311,14 @@ async fn stats(connection: &mut SqliteConnection, now: Timestamp) -> Result<Stat
     Ok(stats)
 }
 
-const IN_PROGRESS: &str = "SELECT count(*), min(created_at) FROM (\
-    SELECT created_at FROM records WHERE state = 'in_progress' ORDER BY lease_until LIMIT ?)";
-const UNKNOWN: &str = "SELECT count(*), min(created_at) FROM (\
-    SELECT created_at FROM records WHERE state = 'unknown' ORDER BY reconcile_after LIMIT ?)";
+/// From when on the age of an open record counts.
+const SINCE: &str =
+    "CASE WHEN state IN ('in_progress', 'unknown') THEN started_at ELSE created_at END";
+
+const IN_PROGRESS: &str = "SELECT count(*), min(started_at) FROM (\
+    SELECT started_at FROM records WHERE state = 'in_progress' ORDER BY lease_until LIMIT ?)";
+const UNKNOWN: &str = "SELECT count(*), min(started_at) FROM (\
+    SELECT started_at FROM records WHERE state = 'unknown' ORDER BY reconcile_after LIMIT ?)";
 const PENDING: &str = "SELECT count(*), min(created_at) FROM (\
     SELECT created_at FROM records WHERE state = 'pending' ORDER BY lease_until LIMIT ?)";
 

@@ -10,8 +10,8 @@ use super::{SqliteStore, statement::Statement};
 use crate::{
     clock::Timestamp,
     outbox::{
-        Claimed, ListedMessage, Message, MessageId, MessageQuery, MessageState, OutboxStore, Owner,
-        Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, ListedMessage, Message, MessageId, MessageQuery,
+        MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease},
     store::StoreFuture,
@@ -22,9 +22,9 @@ mod sql;
 
 use row::{message_id, read_listed, read_message, unreadable};
 use sql::{
-    ALREADY_SETTLED, CLAIM, DEAD, DISCARD, DONE, DUE, FORGET, LET_GO, LIST, LIST_OPEN, MINE, PURGE,
-    PURGEABLE, REDRIVE, REMEMBER_DISCARDED, REMEMBER_REDRIVEN, RETRY, RUN_OUT, SHOW, SHOW_ONE,
-    SHOW_OPEN, STAGE, STAGED_BEFORE, UNREADABLE,
+    ALREADY_SETTLED, BACKLOG, CLAIM, DEAD, DISCARD, DONE, DUE, FORGET, LET_GO, LIST, LIST_OPEN,
+    MINE, PURGE, PURGEABLE, REDRIVE, REMEMBER_DISCARDED, REMEMBER_REDRIVEN, RETRY, RUN_OUT, SHOW,
+    SHOW_ONE, SHOW_OPEN, STAGE, STAGED_BEFORE, UNREADABLE,
 };
 
 /// Stages a message within the transaction that is open on this connection.
@@ -398,6 +398,26 @@ impl Statement for PurgeDone {
     }
 }
 
+/// How much waits.
+struct CountBacklog;
+
+impl Statement for CountBacklog {
+    type Answer = Backlog;
+
+    fn run<'c>(
+        &'c self,
+        connection: &'c mut SqliteConnection,
+        _: Timestamp,
+    ) -> BoxFuture<'c, Result<Backlog, sqlx::Error>> {
+        Box::pin(async move {
+            let row = sqlx::query(BACKLOG).bind(DEAD_LETTERS_MAX).fetch_one(connection).await?;
+            let due_at: Option<i64> = row.try_get(1)?;
+            let due_at = due_at.map(Timestamp::from_micros);
+            Ok(Backlog { dead_letters: row.try_get(0)?, due_at })
+        })
+    }
+}
+
 /// Ids as one value, so that a statement is the same for any number of them.
 fn list_of(ids: &[MessageId]) -> String {
     let numbers: Vec<i64> = ids.iter().map(|id| id.number()).collect();
@@ -467,6 +487,10 @@ impl OutboxStore for SqliteStore {
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {
         self.state(PurgeDone { older_than, limit })
+    }
+
+    fn backlog(&self) -> StoreFuture<'_, Backlog> {
+        self.state(CountBacklog)
     }
 }
 

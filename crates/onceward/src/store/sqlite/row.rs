@@ -27,6 +27,14 @@ type Values<'q> = Query<'q, Sqlite, SqliteArguments>;
 #[error("column {0} cannot be read")]
 pub(super) struct BadRow(pub(super) &'static str);
 
+/// The columns of a record but those that hold its reply, in the order of [`read_listed`].
+macro_rules! listed_columns {
+    () => {
+        concat!("scope, key, ", plain_columns!())
+    };
+}
+pub(super) use listed_columns;
+
 /// The columns of a record, in the order of [`bind_record`] and [`read_record`].
 macro_rules! record_columns {
     () => {
@@ -38,14 +46,24 @@ pub(super) use record_columns;
 /// All columns but the address.
 macro_rules! rest_columns {
     () => {
-        "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
-         route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
-         expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
-         open_effect, effect_idempotent, queued_until, probes, asked_at, absent_at, reply_status, reply_headers, reply_schema, \
-         reply_encoding, reply_length, reply_body, reply_digest"
+        concat!(
+            plain_columns!(),
+            ", reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest"
+        )
     };
 }
 pub(super) use rest_columns;
+
+/// All columns but the address and what was replied.
+macro_rules! plain_columns {
+    () => {
+        "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, \
+         route, method, path, created_at, started_at, lease_until, max_execution, finished_at, \
+         expires_at, retention, purge_at, last_error, reconcile_after, void, recovery_point, \
+         open_effect, effect_idempotent, queued_until, probes, asked_at, absent_at, reply_status"
+    };
+}
+pub(super) use plain_columns;
 
 pub(super) const RECORD_COLUMN_COUNT: usize = 38;
 
@@ -110,6 +128,12 @@ pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<
         .bind(audit.fence.number())
         .bind(audit.reason.to_string());
     bind_reply(values, audit.reply.as_ref())
+}
+
+/// What the reaper changes of a record, and its address.
+pub(super) fn bind_buried<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
+    let values = values.bind(record.state.name()).bind(i64::from(record.void));
+    bind_id(bind_reply(values, record.reply.as_ref()), &record.id)
 }
 
 fn bind_reply<'q>(values: Values<'q>, reply: Option<&Reply>) -> Values<'q> {

@@ -1,6 +1,6 @@
 //! The statements of the writer.
 
-use super::row::{record_columns, rest_columns};
+use super::row::{listed_columns, plain_columns, record_columns, rest_columns};
 
 /// Loads what is asked for in one trip. CROSS JOIN keeps the order: one index lookup for each name.
 pub(super) const LOAD: &str = concat!(
@@ -28,16 +28,22 @@ pub(super) const DUE_UNKNOWN: &str = concat!(
      ORDER BY reconcile_after LIMIT ? OFFSET ?"
 );
 
-/// Retention that is over, and tombstones whose time is over: one index each.
+/// Retention that is over, and tombstones whose time is over: one index each. Nobody needs the replies,
+/// and they may be large.
 pub(super) const DUE_RETENTION: &str = concat!(
     "SELECT ",
-    record_columns!(),
+    listed_columns!(),
     " FROM records WHERE record_id IN (\
      SELECT record_id FROM records \
      WHERE state IN ('completed', 'failed_retryable') AND expires_at <= ? \
      UNION ALL SELECT record_id FROM records WHERE state = 'expired' AND purge_at <= ? \
      LIMIT ? OFFSET ?)"
 );
+
+/// A tombstone in place of a record.
+pub(super) const BURY: &str = "UPDATE records SET state = ?, void = ?, reply_status = ?, \
+    reply_headers = ?, reply_schema = ?, reply_encoding = ?, reply_length = ?, reply_body = ?, \
+    reply_digest = ? WHERE scope = ? AND key = ?";
 
 pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \
@@ -123,7 +129,7 @@ pub(super) const RESUMABLE: &str = concat!(
     request_columns!(),
     " FROM (SELECT record_id AS due_id, lease_until AS due_at, 1 AS line FROM records \
      WHERE state = 'in_progress' AND lease_until <= ?1 AND effects = 'phased' \
-     AND effect_idempotent IS NOT 0 \
+     AND effect_idempotent IS NOT 0 AND (?4 OR queued_until IS NOT NULL) \
      UNION ALL SELECT record_id, lease_until, 0 FROM records \
      WHERE state = 'pending' AND lease_until <= ?1 ORDER BY 3, 2 LIMIT ?2 OFFSET ?3) \
      CROSS JOIN records ON record_id = due_id LEFT JOIN (\

@@ -22,7 +22,7 @@ use crate::{
     machine::Change,
     record::{AuditRecord, Record, RecordId, SavedStep},
     scope::Scope,
-    store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept},
+    store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept, Which},
 };
 
 type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
@@ -33,7 +33,7 @@ pub(super) enum Work {
     Statement(Box<dyn PendingStatement>),
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
-    Resumable(u32, Sender<Vec<Resumable>>),
+    Resumable(Which, u32, Sender<Vec<Resumable>>),
     DueUnknown(u32, Sender<Vec<Record>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
@@ -237,7 +237,8 @@ impl Writer {
             .collect();
         let removed = changed.iter().filter(|(_, change)| **change == Changed::Removed);
         let removed: Vec<&RecordId> = removed.map(|(id, _)| id).collect();
-        let changes = Changes { puts: &puts, removed: &removed, audits: &audits, beside };
+        let changes =
+            Changes { buried: &[], puts: &puts, removed: &removed, audits: &audits, beside };
         self.write_and_commit(changes).await?;
         Ok(readable)
     }
@@ -330,8 +331,8 @@ impl Writer {
             Work::Steps(id, generation, sender) => {
                 let _ = sender.send(self.saved_steps(&id, generation).await.map_err(single));
             }
-            Work::Resumable(limit, sender) => {
-                let _ = sender.send(self.resumable(limit).await.map_err(single));
+            Work::Resumable(which, limit, sender) => {
+                let _ = sender.send(self.resumable(which, limit).await.map_err(single));
             }
             Work::DueUnknown(limit, sender) => {
                 let _ = sender.send(self.due_unknown(limit).await.map_err(single));

@@ -8,8 +8,8 @@ use std::{
 use crate::{
     clock::{Clock, Timestamp},
     outbox::{
-        Claimed, ListedMessage, Message, MessageId, MessageQuery, MessageState, OutboxStore, Owner,
-        Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, ListedMessage, Message, MessageId, MessageQuery,
+        MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, AuditEvent, AuditRecord, Fence, Lease, State},
     store::{MemoryStore, Store as _, StoreFuture},
@@ -333,6 +333,21 @@ impl OutboxStore for MemoryOutbox {
             };
             let gone = self.remove(limit, old).await?;
             Ok(gone.iter().map(|stored| stored.message_id).collect())
+        })
+    }
+
+    fn backlog(&self) -> StoreFuture<'_, Backlog> {
+        Box::pin(async move {
+            let rows = self.rows();
+            let in_state = |state| {
+                rows.rows.iter().map(|row| &row.stored).filter(move |one| one.state == state)
+            };
+            let dead = in_state(MessageState::Dead).take(DEAD_LETTERS_MAX as usize).count();
+            let ready = in_state(MessageState::Ready).filter(|one| rows.is_head(one));
+            Ok(Backlog {
+                dead_letters: u32::try_from(dead).unwrap_or(DEAD_LETTERS_MAX),
+                due_at: ready.map(|one| one.next_at).min(),
+            })
         })
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::{OutboxHarness, dead, done, message, retry};
 use crate::{
     clock::Clock as _,
-    outbox::{Message, MessageId, MessageQuery, MessageState, Settlement, Staged},
+    outbox::{Backlog, Message, MessageId, MessageQuery, MessageState, Settlement, Staged},
     record::{AuditEvent, Effects},
     store::Ask,
     testing::samples::{LEASE, ask, retry as retry_of},
@@ -213,6 +213,26 @@ pub async fn purge_deletes_exactly_the_done_ones_that_are_old_enough(on: OutboxH
     assert_eq!(on.ids(MessageState::Done).await, young);
     assert_eq!(on.ids(MessageState::Dead).await, dead_ones);
     assert_eq!(on.counts().await, [1, 1, 2, 1]);
+}
+
+/// The numbers that a dashboard shows: of dead letters, and of the one that has waited for longest of
+/// those that may be delivered.
+pub async fn the_backlog_is_what_is_dead_and_the_first_that_is_due(on: OutboxHarness) {
+    let backlog = async || on.outbox.backlog().await.expect("backlog answers");
+    assert_eq!(backlog().await, Backlog::default());
+    settled(&on, 2, done("p-1")).await;
+    settled(&on, 3, dead()).await;
+    assert_eq!(backlog().await, Backlog { dead_letters: 3, due_at: None });
+    let first = on.clock.now();
+    on.staged([message("a").aggregate("order-1")]).await;
+    on.clock.advance(Duration::from_secs(1));
+    let second = on.clock.now();
+    on.staged([message("b").aggregate("order-1"), message("c")]).await;
+    on.clock.advance(DAY);
+    assert_eq!(backlog().await, Backlog { dead_letters: 3, due_at: Some(first) });
+    // The second is held behind the first, and the third is not.
+    on.claim_one().await;
+    assert_eq!(backlog().await, Backlog { dead_letters: 3, due_at: Some(second) });
 }
 
 /// In bounded bites.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     machine::backoff,
     record::{AuditEvent, Effects, Lease, RecordId, State, StoredRequest},
-    store::{Ask, Found, Mode, Proof, Reservation, Resolution, Write, Written},
+    store::{Ask, Found, Mode, Proof, Reservation, Resolution, Which, Write, Written},
     testing::{
         Harness,
         samples::{
@@ -88,6 +88,59 @@ pub async fn pending_work_stands_in_line_before_phased_work(on: Harness) {
     let keys: Vec<&str> = two.iter().map(|one| one.record.id.key.as_str()).collect();
     assert_eq!(keys, ["third", "first"]);
     assert_eq!(waiting(&on).await.len(), 4);
+}
+
+/// Whoever goes on with accepted work only is told of nothing else, however long it has waited.
+pub async fn a_worker_for_accepted_work_is_told_of_nothing_else(on: Harness) {
+    on.occupy(&phased("phased")).await;
+    on.clock.advance(LEASE);
+    accepted(&on, queued("pending")).await;
+    let resumed = accepted(&on, Ask { effects: Effects::Phased, ..queued("begun") }).await;
+    let claim = crate::store::Claim { effects: Effects::Phased, ..claim(&resumed) };
+    let granted = on.claim(&claim).await;
+    assert!(matches!(granted, Reservation::Granted { .. }), "{granted:?}");
+    on.clock.advance(LEASE);
+    let keys = async |which, limit| -> Vec<String> {
+        let told = on.resumable_of(which, limit).await.into_iter();
+        told.map(|one| one.record.id.key.as_str().to_owned()).collect()
+    };
+    assert_eq!(keys(Which::Accepted, 10).await, ["pending", "begun"]);
+    assert_eq!(keys(Which::All, 10).await, ["pending", "phased", "begun"]);
+    assert_eq!(keys(Which::Accepted, 1).await, ["pending"]);
+}
+
+/// Accepted work whose time is over is found whatever may wait for longer, first what is over longest.
+pub async fn overdue_work_is_listed_by_the_end_of_its_time(on: Harness) {
+    for (key, seconds) in [("long", 90), ("second", 20), ("first", 10), ("third", 30)] {
+        accepted(&on, Ask { queued_for: Duration::from_secs(seconds), ..queued(key) }).await;
+    }
+    let begun = accepted(&on, Ask { queued_for: Duration::from_secs(5), ..queued("begun") }).await;
+    let _lease = claimed(&on, &begun).await;
+    let order = crate::store::list::Order::Ascending;
+    let query = crate::store::list::Query { overdue: true, order, limit: 2, ..Default::default() };
+    assert_eq!(on.list(query.clone()).await.records, []);
+    on.clock.advance(Duration::from_secs(30));
+    let page = on.list(query.clone()).await;
+    let keys = |page: &crate::store::list::Page| -> Vec<String> {
+        page.records.iter().map(|record| record.id.key.as_str().to_owned()).collect()
+    };
+    assert_eq!(keys(&page), ["first", "second"]);
+    let rest = on.list(crate::store::list::Query { after: page.next, ..query }).await;
+    assert_eq!((keys(&rest), rest.next), (vec!["third".to_owned()], None));
+}
+
+/// Else what has just become unknown would look as old as its queue was long.
+pub async fn the_age_of_an_attempt_is_without_the_time_in_the_queue(on: Harness) {
+    let ask = accepted(&on, queued("key")).await;
+    let accepted_at = on.now();
+    on.clock.advance(Duration::from_secs(3600));
+    assert_eq!(on.stats().await.oldest_pending, Some(accepted_at));
+    let lease = claimed(&on, &ask).await;
+    let begun_at = on.now();
+    on.clock.advance(Duration::from_secs(1));
+    assert_eq!(on.stats().await.oldest_in_progress, Some(begun_at));
+    assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    assert_eq!(on.stats().await.oldest_unknown, Some(begun_at));
 }
 
 /// What was not executed is pending again, with its request, and not due before a pause.

@@ -9,7 +9,9 @@ use super::cancelling::{Expected, drop_at_every_await};
 use crate::{
     machine::{EFFECT_WITHOUT_RESULT, LEASE_RAN_OUT},
     record::{AuditEvent, Effects, Lease, RecordId, State, StoredRequest},
-    store::{Advance, Advanced, Ask, Found, Mode, Proof, Reservation, Resolution, Write, Written},
+    store::{
+        Advance, Advanced, Ask, Found, Mode, Proof, Reservation, Resolution, Which, Write, Written,
+    },
     testing::{
         Harness,
         samples::{
@@ -445,7 +447,7 @@ pub async fn dropping_a_reserve_keeps_record_and_request_together(on: Harness) {
             let store = Arc::clone(&on.store);
             Box::pin(async move {
                 let answer = store.reserve(ask.clone()).await?;
-                let resumable = store.resumable(10).await?;
+                let resumable = store.resumable(Which::All, 10).await?;
                 assert_eq!(resumable.len(), 1);
                 assert_eq!(resumable[0].request.as_ref(), ask.request.as_deref());
                 Ok(answer)

@@ -4,7 +4,9 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 
 use super::*;
 use crate::{
-    outbox::{Claimed, ListedMessage, MessageId, MessageQuery, Settlement, Staged, StoredMessage},
+    outbox::{
+        Backlog, Claimed, ListedMessage, MessageId, MessageQuery, Settlement, Staged, StoredMessage,
+    },
     record::{AttemptId, Fence, Lease},
     store::{StoreError, StoreErrorKind, StoreFuture},
 };
@@ -127,6 +129,10 @@ impl OutboxStore for Failing {
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {
         self.inner.purge_done(older_than, limit)
+    }
+
+    fn backlog(&self) -> StoreFuture<'_, Backlog> {
+        self.inner.backlog()
     }
 }
 

@@ -191,3 +191,8 @@ pub(super) const PURGEABLE: &str = concat!(
 
 pub(super) const PURGE: &str = "DELETE FROM outbox \
     WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'done' RETURNING message_id";
+
+/// Each by an index that has all it needs: a row may be large.
+pub(super) const BACKLOG: &str = "SELECT \
+    (SELECT count(*) FROM (SELECT 1 FROM outbox WHERE state = 'dead' LIMIT ?)), \
+    (SELECT min(next_at) FROM outbox WHERE state = 'ready' AND held = 0)";

@@ -1,0 +1,127 @@
+//! Workers when something fails: one kind of work, one record, or they themselves.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use onceward::{
+    Effects, Policy, Queued, Store as _,
+    record::State,
+    store::Reservation,
+    testing::{
+        Fault, FaultyStore, StoreCall,
+        samples::{LEASE, ask},
+    },
+    worker::{Reaper, Sweeper},
+};
+
+use crate::service::{FOR_EVER, Faults, Service, pass, says};
+
+const KEY: &str = "order-0000000000000001";
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn queued() -> Policy {
+    Policy::required().queued(Queued::default()).expect("allowed")
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_that_cannot_be_reaped_do_not_keep_audit_records_for_ever() {
+    let faults = Faults::default();
+    let policy = Policy::required();
+    let service = Service::on(|memory| faults.on(memory), policy, |_| async { "charged" });
+    let _: Reservation = service.memory.reserve(ask("key")).await.expect("memory answers");
+    service.clock.advance(LEASE);
+    service.memory.sweep(10).await.expect("memory answers");
+    service.clock.advance(Reaper::AUDIT_RETENTION);
+    let reaper = Reaper::new(Arc::clone(&service.engine));
+    let audit = async || service.memory.audit(&ask("key").id).await.expect("memory answers").len();
+    assert_eq!(audit().await, 1);
+    faults.fail(StoreCall::Reap, Fault::Refused, FOR_EVER);
+    reaper.run_once().await.expect_err("records cannot be reaped");
+    assert_eq!(audit().await, 0);
+    faults.heal();
+    reaper.run_once().await.expect("all is well");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_that_cannot_be_swept_do_not_keep_accepted_work_for_ever() {
+    let faults = Faults::default();
+    let service = Service::on(|memory| faults.on(memory), queued(), |_| async { "charged" });
+    service.charge(KEY).await;
+    service.clock.advance(DAY);
+    let sweeper = Sweeper::new(Arc::clone(&service.engine));
+    faults.fail(StoreCall::Sweep, Fault::Refused, FOR_EVER);
+    sweeper.run_once().await.expect_err("leases cannot be swept");
+    assert_eq!(service.charge(KEY).await.says(), says(504, "not_executed"));
+    // And the other way round.
+    let _: Reservation = service.memory.reserve(ask("key")).await.expect("memory answers");
+    service.clock.advance(LEASE);
+    faults.heal();
+    faults.fail(StoreCall::List, Fault::Refused, FOR_EVER);
+    sweeper.run_once().await.expect_err("accepted work cannot be listed");
+    let record = service.memory.load(&ask("key").id).await.expect("memory answers");
+    assert_eq!(record.map(|record| record.state), Some(State::Unknown));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_panics_is_tried_again() {
+    let mut panics = 3;
+    let plan = move |call, _| {
+        if call == StoreCall::Sweep && panics > 0 {
+            panics -= 1;
+            panic!("a fault of the test");
+        }
+        Fault::None
+    };
+    let on = |memory: Arc<onceward::MemoryStore>| -> Arc<dyn onceward::Store> {
+        Arc::new(FaultyStore::new(memory, plan))
+    };
+    let policy = Policy::required().effects(Effects::External).expect("allowed");
+    let service = Service::on(on, policy, |_| async { "charged" });
+    let _: Reservation = service.memory.reserve(ask("key")).await.expect("memory answers");
+    service.clock.advance(LEASE);
+    let sweeper = Sweeper::new(Arc::clone(&service.engine));
+    let running = tokio::spawn(async move { sweeper.run(SECOND * 30, pending()).await });
+    pass(SECOND * 20).await;
+    assert!(!running.is_finished());
+    let record = service.memory.load(&ask("key").id).await.expect("memory answers");
+    assert_eq!(record.map(|record| record.state), Some(State::Unknown));
+    running.abort();
+}
+
+#[test]
+fn a_worker_that_never_ends_a_run_looks_so_however_often_it_is_started() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    let told = |name: &str| -> f64 {
+        let rendered = handle.render();
+        let line = rendered
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name}{{worker=\"sweeper\"}} ")));
+        line.unwrap_or_else(|| panic!("{name}:\n{rendered}")).parse().expect("a number")
+    };
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let faults = Faults::default();
+            let policy = Policy::required();
+            let service = Service::on(|memory| faults.on(memory), policy, |_| async { "charged" });
+            faults.fail(StoreCall::Sweep, Fault::Refused, FOR_EVER);
+            let mut started = Vec::new();
+            for _ in 0..2 {
+                let sweeper = Sweeper::new(Arc::clone(&service.engine));
+                sweeper.run(SECOND * 30, tokio::time::sleep(SECOND * 40)).await;
+                assert!(told("onceward_worker_failed_in_a_row") >= 3.0);
+                assert_eq!(told("onceward_worker_period_seconds"), 30.0);
+                started.push(told("onceward_worker_last_run_timestamp_seconds"));
+            }
+            assert_eq!(started[0], started[1]);
+            faults.heal();
+            let sweeper = Sweeper::new(Arc::clone(&service.engine));
+            sweeper.run(SECOND * 30, tokio::time::sleep(SECOND * 40)).await;
+            assert_eq!(told("onceward_worker_failed_in_a_row"), 0.0);
+            assert!(told("onceward_worker_last_run_timestamp_seconds") > started[1] + 80.0);
+        });
+    });
+}
