@@ -411,6 +411,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("cancelling", include_str!("suite/cancelling.rs")),
         ("listing", include_str!("suite/listing.rs")),
         ("sealing", include_str!("suite/sealing.rs")),
+        ("beating", include_str!("suite/beating.rs")),
         ("agreeing", include_str!("suite/agreeing.rs")),
     ];
     let declared = list.lines().filter(|line| line.starts_with("pub mod ")).count();
