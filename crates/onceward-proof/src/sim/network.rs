@@ -191,7 +191,7 @@ impl Store for NodeStore {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn due_unknown(&self, _: u32) -> StoreFuture<'_, Vec<Record>> {
+    fn due_unknown(&self, _: u32, _: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 

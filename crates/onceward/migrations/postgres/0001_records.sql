@@ -122,7 +122,7 @@ CREATE TABLE onceward.audit_records (
 -- The same thing told twice is one audit record, unless it can happen again to one attempt.
 CREATE UNIQUE INDEX audit_records_once ON onceward.audit_records (
     scope, key, generation, event, attempt, fence,
-    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at ELSE 0 END));
+    (CASE WHEN event IN ('dead_lettered', 'redriven', 'incident') THEN at ELSE 0 END));
 
 -- A record as the functions give it to the store.
 CREATE TYPE onceward.found AS (
