@@ -25,7 +25,8 @@ use crate::{
     cli::ServeArgs,
     config::Config,
     gateway::{
-        Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream, Webhooks,
+        Deciding, Dispatcher, Gateway, Pace, Probes, Reconciling, Rewrite, Setup, Upstream,
+        Webhooks,
     },
     listener::Listening,
     store::OpenStore,
@@ -112,7 +113,7 @@ impl Running {
             false => None,
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
-        let reconciling = reconcile(&store, &config)?;
+        let reconciling = probes(&config)?.map(|probes| Reconciling::start(&store.store, probes));
         let workers = Workers::start(&engine, store.outbox(), &config.workers);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
@@ -172,6 +173,8 @@ impl Running {
         let engine = Arc::new(engine);
         let traffic = self.traffic.clone();
         let setup = set_up(&config, Arc::clone(&engine), &self.store.store, traffic)?;
+        let probes = probes(&config)?;
+        // What can fail is over with the certificate.
         if let Some(certificate) = &self.certificate {
             certificate.reload()?;
         }
@@ -179,9 +182,8 @@ impl Running {
             self.store.set_ring(config.privacy.ring.as_ref());
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
-        let reconciling = reconcile(&self.store, &config)?;
         self.gateway.set_up(setup);
-        self.reconciling = reconciling;
+        self.reconciling = probes.map(|probes| Reconciling::start(&self.store.store, probes));
         if config.workers.role.works() {
             self.dispatcher = Some(Dispatcher::start(&self.gateway));
         }
@@ -235,9 +237,8 @@ impl Running {
 }
 
 /// Where the workers run, unknown outcomes are asked about.
-fn reconcile(store: &OpenStore, config: &Config) -> Result<Option<Reconciling>> {
-    let works = config.workers.role.works();
-    works.then(|| Reconciling::start(&store.store, &config.routes)).transpose()
+fn probes(config: &Config) -> Result<Option<Probes>> {
+    config.workers.role.works().then(|| Probes::new(&config.routes)).transpose()
 }
 
 /// Finds out whether a store that was down is back, also while no requests come.

@@ -27,7 +27,7 @@ enum When {
 }
 
 /// Every way in which a record may change: from, to, by what, when.
-const ARROWS: [(&str, &str, &str, When); 31] = [
+const ARROWS: [(&str, &str, &str, When); 32] = [
     ("absent", "in_progress", "reserve", When::Always),
     ("absent", "pending", "reserve", When::Always),
     ("pending", "in_progress", "reserve", When::Always),
@@ -56,6 +56,8 @@ const ARROWS: [(&str, &str, &str, When); 31] = [
     ("failed_retryable", "absent", "reap", When::TombstoneOver),
     ("expired", "absent", "reap", When::TombstoneOver),
     ("unknown", "completed", "resolve complete", When::Always),
+    // It was said not to have acted, and did.
+    ("failed_retryable", "completed", "resolve complete", When::Always),
     ("unknown", "failed_retryable", "resolve release", When::Proof),
     // Whoever resolves a record whose lease is over need not wait for the sweeper.
     ("in_progress", "completed", "resolve complete", When::LeaseOver),

@@ -316,14 +316,14 @@ pub(super) async fn run(command: Keys) -> Result<ExitCode> {
 pub(super) async fn unknown(command: Unknown) -> Result<ExitCode> {
     match command {
         Unknown::List(args) => oldest_first(args, ("state", "unknown")).await,
-        Unknown::Reconcile(args) => redrive(args).await,
+        Unknown::Reconcile(args) => redrive(args, ("state", "unknown")).await,
     }
 }
 
 pub(super) async fn dlq(command: Dlq) -> Result<ExitCode> {
     match command {
         Dlq::List(args) => oldest_first(args, ("dead", "true")).await,
-        Dlq::Redrive(args) => redrive(args).await,
+        Dlq::Redrive(args) => redrive(args, ("dead", "true")).await,
     }
 }
 
@@ -334,11 +334,11 @@ async fn oldest_first(mut args: ListArgs, (name, value): (&str, &str)) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-async fn redrive(args: RedriveArgs) -> Result<ExitCode> {
+async fn redrive(args: RedriveArgs, only: (&str, &str)) -> Result<ExitCode> {
     let RedriveArgs { looked_at, because, bulk, server } = args;
     let client = Client::new(&server)?;
     if !looked_at.is_one()? {
-        return bulk::redrive(&client, bulk, because).await;
+        return bulk::redrive(&client, bulk, because, only).await;
     }
     let reason = because.reason.context("--reason")?;
     let (generation, fence) = looked_at.load(&client).await?;
