@@ -157,7 +157,7 @@ const DLQ_EXAMPLES: &str = "\
 Examples:
   onceward dlq list
   onceward dlq redrive ID --reason 'ticket 7: the provider is back'
-  onceward dlq redrive --filter dead=true --reason 'ticket 7: the provider is back'
+  onceward dlq redrive --filter 'route=POST /v1/charges' --reason 'ticket 7: the provider is back'
   onceward dlq redrive --apply PLAN:HASH";
 
 const AUDIT_EXAMPLES: &str = "\

@@ -262,6 +262,13 @@ fn an_operator_has_an_unknown_outcome_asked_about_at_once() {
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let id = listed["records"][0]["id"].as_str().expect("one record").to_owned();
     assert_eq!(command(&gateway, &["dlq", "list"]).lines().count(), 1, "no dead letter");
+    // A filter of the dead letters is about dead letters only.
+    let plan = |group, command| {
+        let filter = ["--filter", "route=default", "--reason", "the bank is back", "-o", "json"];
+        let planned = self::command(&gateway, &[&[group, command], &filter[..]].concat());
+        serde_json::from_str::<Value>(&planned).expect("JSON")["count"].clone()
+    };
+    assert_eq!((plan("dlq", "redrive"), plan("unknown", "reconcile")), (0.into(), 1.into()));
     command(&gateway, &["unknown", "reconcile", &id, "--reason", "the bank is back"]);
     let reply = eventually("the reply", || {
         let answer = post(gateway.address, KEY, "{}", &[]);
@@ -459,6 +466,22 @@ fn messages_that_are_refused_early_are_drained_and_too_large_ones_refused() {
         assert_eq!(answer.status, status);
         assert_eq!(answer.header("connection"), None, "the body was drained");
     }
+}
+
+#[test]
+fn messages_take_room_like_all_bodies() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    bank.gate.open();
+    let gateway = home.gateway(&bank, &format!("{WEBHOOK}[limits]\nbuffered_bytes = 65536\n"));
+    // One that takes all the room, and does not come.
+    let mut slow = std::net::TcpStream::connect(gateway.address).expect("a connection");
+    let head = "POST /.onceward/webhooks/bank HTTP/1.1\r\nHost: x\r\nContent-Length: 65000\r\n\r\n";
+    std::io::Write::write_all(&mut slow, head.as_bytes()).expect("sent");
+    let status = || tell(&gateway, "bank", "{}", "t=1,v1=00").status;
+    eventually("no room", || (status() == 503).then_some(()));
+    drop(slow);
+    eventually("room", || (status() == 401).then_some(()));
 }
 
 #[test]
