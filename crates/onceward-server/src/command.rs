@@ -174,7 +174,7 @@ const DLQ_EXAMPLES: &str = "\
 Examples:
   onceward dlq list
   onceward dlq redrive ID --reason 'ticket 7: the provider is back'
-  onceward dlq redrive --filter dead=true --reason 'ticket 7: the provider is back'
+  onceward dlq redrive --filter 'route=POST /v1/charges' --reason 'ticket 7: the provider is back'
   onceward dlq redrive --apply PLAN:HASH
   onceward dlq redrive 12 --reason 'ticket 8: the sink is mended'
   onceward dlq redrive --messages --filter sink=ledger --reason 'ticket 8: the sink is mended'

@@ -169,7 +169,7 @@ impl Config {
             quota: quota::quota(&file.quota)?,
             workers: workers::workers(&args, &file.workers)?,
             privacy: privacy::resolve(&file.privacy, &routes, &store)?,
-            webhooks: webhook::resolve(&file.webhooks)?,
+            webhooks: webhook::resolve(&file.webhooks, &routes)?,
             sinks: sink::resolve(&file.sinks)?,
             upstream,
             listen,

@@ -39,6 +39,7 @@ mod dispatch; // requests that were accepted for later
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
 mod paced; // bodies that have to keep moving
+mod part; // parts of JSON that others wrote
 mod probe; // unknown outcomes, asked about
 mod pass; // requests that are not ours
 mod shadow; // what protection would have done
@@ -55,7 +56,7 @@ use headers::Trailers;
 pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
 pub(crate) use pass::Pace;
-pub(crate) use probe::Reconciling;
+pub(crate) use probe::{Probes, Reconciling};
 pub(crate) use shadow::{Observation, Shadow};
 use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};
@@ -271,7 +272,7 @@ impl Answer for Gateway {
         }
         let setup = self.setup();
         if setup.webhooks.takes(&parts) {
-            return setup.webhooks.answer(&parts, body, self.body_time_max).await;
+            return setup.webhooks.answer(&parts, body, &self.budget, self.body_time_max).await;
         }
         let route = setup.routes.find(&parts.method, parts.uri.path());
         let asks_for_state =

@@ -26,7 +26,8 @@ use crate::{
     cli::ServeArgs,
     config::{CanarySettings, Config},
     gateway::{
-        Deciding, Dispatcher, Gateway, Pace, Reconciling, Rewrite, Setup, Upstream, Webhooks,
+        Deciding, Dispatcher, Gateway, Pace, Probes, Reconciling, Rewrite, Setup, Upstream,
+        Webhooks,
     },
     listener::Listening,
     store::OpenStore,
@@ -118,7 +119,7 @@ impl Running {
             false => None,
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
-        let reconciling = reconcile(&store, &config)?;
+        let reconciling = probes(&config)?.map(|probes| Reconciling::start(&store.store, probes));
         let sinks = sinks(&config)?;
         let workers = Workers::start(&engine, store.outbox(), &config.workers, sinks);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
@@ -182,6 +183,8 @@ impl Running {
         let engine = Arc::new(engine);
         let traffic = self.traffic.clone();
         let setup = set_up(&config, Arc::clone(&engine), &self.store.store, traffic)?;
+        let (probes, sinks) = (probes(&config)?, sinks(&config)?);
+        // What can fail is over with the certificate.
         if let Some(certificate) = &self.certificate {
             certificate.reload()?;
         }
@@ -189,9 +192,8 @@ impl Running {
             self.store.set_ring(config.privacy.ring.as_ref());
             info!(keys = ?config.privacy.ring_ids(), "the key ring was replaced");
         }
-        let (reconciling, sinks) = (reconcile(&self.store, &config)?, sinks(&config)?);
         self.gateway.set_up(setup);
-        self.reconciling = reconciling;
+        self.reconciling = probes.map(|probes| Reconciling::start(&self.store.store, probes));
         if config.workers.role.works() {
             self.dispatcher = Some(Dispatcher::start(&self.gateway));
         }
@@ -251,9 +253,8 @@ impl Running {
 }
 
 /// Where the workers run, unknown outcomes are asked about.
-fn reconcile(store: &OpenStore, config: &Config) -> Result<Option<Reconciling>> {
-    let works = config.workers.role.works();
-    works.then(|| Reconciling::start(&store.store, &config.routes)).transpose()
+fn probes(config: &Config) -> Result<Option<Probes>> {
+    config.workers.role.works().then(|| Probes::new(&config.routes)).transpose()
 }
 
 fn sinks(config: &Config) -> Result<Vec<(String, HttpSink)>> {

@@ -159,10 +159,11 @@ impl Store for OneLockStore {
         })
     }
 
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.locked(move |inside| {
             let now = self.clock.now();
             let due = inside.records.values().filter(|it| machine::is_due_for_probe(it, now));
+            let due = due.filter(|record| !except.contains(&record.route));
             let mut due: Vec<Record> = due.cloned().collect();
             due.sort_by_key(|record| record.reconcile_after);
             due.truncate(limit as usize);

@@ -15,6 +15,7 @@
 //! unknown with steps made --resolve--> completed | in_progress, its lease over
 //! completed --void--> expired --reserve--> in_progress (next generation), or --purge--> (none)
 //! unknown --complete by the very attempt--> completed
+//! failed_retryable --told that it did execute--> completed, and an incident
 //! failed_retryable --retention over--> expired
 //! ```
 
@@ -35,15 +36,16 @@ mod reconcile;
 mod resolve;
 #[cfg(test)]
 mod tests;
+mod told;
 
 pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_request};
 pub use canary::{BEATS_KEPT, BeatStep, beat};
 pub use decide::{Decision, Refusal, decide};
 use queue::pending_again;
 pub use queue::{backoff, claim, is_resumable, line_of};
-use reconcile::disagrees;
 pub use reconcile::{is_due_for_probe, probe_pause};
 pub use resolve::resolve;
+pub use told::{EXECUTED_AFTER_ALL, is_contradiction, is_incident};
 
 /// Why an attempt was given up that may still be at work.
 pub(crate) const MAX_EXECUTION_EXCEEDED: &str = "max_execution_exceeded";
@@ -293,9 +295,10 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
     }
     let audit = match write {
         Write::Complete(reply) => {
-            let disagrees =
-                lease.generation == stored.generation && disagrees(stored, lease.attempt, &reply);
-            let event = if disagrees { AuditEvent::Incident } else { AuditEvent::SupersededResult };
+            let event = match is_incident(stored, lease.generation, lease.attempt, &reply) {
+                true => AuditEvent::Incident,
+                false => AuditEvent::SupersededResult,
+            };
             Some(AuditRecord {
                 attempt: lease.attempt,
                 fence: lease.fence,

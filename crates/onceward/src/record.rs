@@ -47,6 +47,18 @@ impl AttemptId {
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
+
+    /// An attempt as it is displayed: a UUID.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let parts: Vec<&str> = text.split('-').collect();
+        let lengths = parts.iter().map(|part| part.len());
+        let hex = |part: &&str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !lengths.eq([8, 4, 4, 4, 12]) || !parts.iter().all(hex) {
+            return None;
+        }
+        let bits = u128::from_str_radix(&parts.concat(), 16).ok()?;
+        Some(AttemptId(bits.to_be_bytes()))
+    }
 }
 
 impl fmt::Debug for AttemptId {
@@ -406,7 +418,8 @@ pub enum AuditEvent {
     MessageRedriven,
     /// A dead letter of the outbox was deleted: one of the operation's messages.
     MessageDiscarded,
-    /// Two results for one generation that do not agree. The stored one stands, the other is here.
+    /// Two results for one generation that do not agree, or a result of what was said not to have
+    /// acted. The stored one stands; here is the one that was told.
     Incident,
     /// The store was found to have lost what it had acknowledged.
     StoreRegressed,
@@ -458,7 +471,8 @@ impl AuditEvent {
     /// Whether it can happen again to one attempt. What cannot is remembered once, however often it
     /// is told.
     pub const fn may_recur(self) -> bool {
-        matches!(self, AuditEvent::DeadLettered | AuditEvent::Redriven) || self.is_of_message()
+        matches!(self, AuditEvent::DeadLettered | AuditEvent::Redriven | AuditEvent::Incident)
+            || self.is_of_message()
     }
 
     /// Whether it is about one message of the operation. Many of them may have been claimed by one

@@ -101,8 +101,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn resumable(&self, which: Which, limit: u32) -> StoreFuture<'_, Vec<Resumable>>;
 
     /// At most `limit` records whose outcome is unknown and that are due to be asked about. Whoever has
-    /// waited longest comes first. Who wants to ask takes one by [`Resolution::Ask`].
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>>;
+    /// waited longest comes first; those of the routes `except` are left out. Who wants to ask takes
+    /// one by [`Resolution::Ask`].
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>>;
 
     /// Decides from outside what nobody inside can know: the reconciler and operators.
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved>;
@@ -454,9 +455,19 @@ pub struct Resolve {
 /// What a reconciler or an operator may decide.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolution {
-    /// `unknown` becomes `completed`: this is what had happened. `pending` becomes `completed`: it is
+    /// `unknown` becomes `completed`: this is what had happened. What was resolved as not executed does
+    /// so too, and is an incident. `pending` becomes `completed`: it is
     /// given up, and this is what its client is told.
     Complete(Reply),
+    /// A source says that this attempt acted, and what came of it. Guarded by the attempt, not by the
+    /// fence: `unknown` becomes `completed`, and so does what was released meanwhile, which is an
+    /// incident. Where another attempt is at work, or was, the reply is kept as evidence only.
+    Executed {
+        /// The attempt that acted.
+        attempt: AttemptId,
+        /// What its client is to be told.
+        reply: Reply,
+    },
     /// `pending` becomes `completed`, once the time is over for which it may be queued: it will not be
     /// executed, and this is what its client is told.
     GiveUp(Reply),
@@ -473,15 +484,20 @@ pub enum Resolution {
         /// How many probes had been begun.
         probes: u32,
     },
-    /// The probe of this number found nothing executed. The second one that counts makes the record
+    /// The probe that was begun then found nothing executed. The second one that counts makes the record
     /// `failed_retryable`, as [`Proof::TwoProbes`] would; before that it is noted, the answer is
     /// [`Resolved::TooEarly`], and the record is due again at that time.
     Absent {
-        /// Which probe: [`Inquiry::probes`](crate::record::Inquiry::probes) when it was begun.
-        probe: u32,
+        /// Which probe: [`Inquiry::asked_at`](crate::record::Inquiry::asked_at) of when it was begun.
+        /// One from before a redrive is not taken for one after it.
+        asked_at: Timestamp,
     },
-    /// `unknown` becomes a dead letter: nobody asks any more, and a person must see it.
-    DeadLetter,
+    /// `unknown` becomes a dead letter: nobody asks any more, and a person must see it. Refused if
+    /// another probe was begun since.
+    DeadLetter {
+        /// The last probe that was seen, as above.
+        asked_at: Option<Timestamp>,
+    },
     /// `unknown` is due at once, as if it had just become so, be it a dead letter or not.
     Redrive,
 }

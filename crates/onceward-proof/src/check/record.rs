@@ -42,7 +42,7 @@ use When::{
 };
 
 /// Every way in which a record may change: from, to, by what, when.
-const ARROWS: [(&str, &str, &str, &[When]); 48] = [
+const ARROWS: [(&str, &str, &str, &[When]); 49] = [
     ("absent", "in_progress", "reserve", &[]),
     ("absent", "pending", "reserve", &[]),
     ("failed_retryable", "in_progress", "reserve", &[]),
@@ -81,6 +81,8 @@ const ARROWS: [(&str, &str, &str, &[When]); 48] = [
     ("failed_retryable", "absent", "reap", &[TombstoneOver]),
     ("expired", "absent", "reap", &[TombstoneOver]),
     ("unknown", "completed", "resolve complete", &[]),
+    // It was said not to have acted, and did.
+    ("failed_retryable", "completed", "resolve complete", &[]),
     ("unknown", "failed_retryable", "resolve release", &[Proof, NotQueued, NoSteps]),
     ("unknown", "pending", "resolve release", &[Proof, Queued, NoSteps]),
     ("unknown", "in_progress", "resolve release", &[Proof, GoesOn]),

@@ -229,7 +229,7 @@ impl Store for NodeStore {
         Box::pin(self.look("resumable", move |world| world.resumable(which, limit)))
     }
 
-    fn due_unknown(&self, _: u32) -> StoreFuture<'_, Vec<Record>> {
+    fn due_unknown(&self, _: u32, _: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 

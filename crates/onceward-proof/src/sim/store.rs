@@ -388,14 +388,14 @@ impl World {
     /// `looked_at` is the fence of the record that whoever resolves it has seen.
     pub(super) fn resolve(&self, resolve: Resolve, looked_at: Fence) -> Resolved {
         let (resolution, proof) = match &resolve.resolution {
-            Resolution::Complete(_) => ("complete", None),
+            Resolution::Complete(_) | Resolution::Executed { .. } => ("complete", None),
             Resolution::GiveUp(_) => ("give_up", None),
             Resolution::Release(Proof::Authoritative) => ("release", Some("authoritative")),
             Resolution::Release(Proof::TwoProbes { .. }) => ("release", Some("two_probes")),
             Resolution::Void => ("void", None),
             Resolution::Ask { .. } => ("ask", None),
             Resolution::Absent { .. } => ("release", Some("two_probes")),
-            Resolution::DeadLetter => ("dead_letter", None),
+            Resolution::DeadLetter { .. } => ("dead_letter", None),
             Resolution::Redrive => ("redrive", None),
         };
         self.resolve_by(resolution, proof, resolve, looked_at)

@@ -35,15 +35,21 @@ pub(super) async fn release(
 ) -> Result<ExitCode> {
     let planned = !bulk.filter.filter.is_empty();
     let evidence = if planned { Some(evidence.evidence()?) } else { None };
-    run(client, bulk, ("filter", "release"), because, evidence).await
+    run(client, bulk, ("filter", "release"), because, evidence, None).await
 }
 
 pub(super) async fn void(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
-    run(client, bulk, ("filter", "void"), because, None).await
+    run(client, bulk, ("filter", "void"), because, None, None).await
 }
 
-pub(super) async fn redrive(client: &Client, bulk: Bulk, because: Because) -> Result<ExitCode> {
-    run(client, bulk, ("filter", "redrive"), because, None).await
+/// Of those that the filter finds, only these: a filter is about them, whatever else it says.
+pub(super) async fn redrive(
+    client: &Client,
+    bulk: Bulk,
+    because: Because,
+    only: (&str, &str),
+) -> Result<ExitCode> {
+    run(client, bulk, ("filter", "redrive"), because, None, Some(only)).await
 }
 
 /// The same with dead letters of the outbox.
@@ -53,7 +59,7 @@ pub(super) async fn messages(
     action: &str,
     because: Because,
 ) -> Result<ExitCode> {
-    run(client, bulk, ("messages", action), because, None).await
+    run(client, bulk, ("messages", action), because, None, None).await
 }
 
 async fn run(
@@ -62,6 +68,7 @@ async fn run(
     (of, action): (&str, &str),
     because: Because,
     evidence: Option<Evidence>,
+    only: Option<(&str, &str)>,
 ) -> Result<ExitCode> {
     if bulk.filter.filter.is_empty() {
         let plan = bulk.apply.filter(|plan| !plan.is_empty());
@@ -81,6 +88,12 @@ async fn run(
     for (name, value) in bulk.filter.filter {
         if filter.insert(name.clone(), Value::String(value)).is_some() {
             bail!("--filter {name} is given twice");
+        }
+    }
+    if let Some((name, value)) = only {
+        let given = filter.entry(name).or_insert_with(|| Value::String(value.to_owned()));
+        if given.as_str() != Some(value) {
+            bail!("this command is about {name}={value} only");
         }
     }
     let reason = because.reason.context("why? give --reason")?;

@@ -67,7 +67,7 @@ pub(super) async fn run(command: Dlq) -> Result<ExitCode> {
                 let client = Client::new(&redrive.server)?;
                 bulk::messages(&client, redrive.bulk, "redrive", redrive.because).await
             }
-            None => keys::redrive(redrive).await,
+            None => keys::redrive(redrive, ("dead", "true")).await,
         },
         Dlq::Discard(args) => discard(args).await,
     }

@@ -333,15 +333,15 @@ pub(super) async fn unknown(command: Unknown) -> Result<ExitCode> {
             list(args.oldest_first(("state", "unknown"))).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Unknown::Reconcile(args) => redrive(args).await,
+        Unknown::Reconcile(args) => redrive(args, ("state", "unknown")).await,
     }
 }
 
-pub(super) async fn redrive(args: RedriveArgs) -> Result<ExitCode> {
+pub(super) async fn redrive(args: RedriveArgs, only: (&str, &str)) -> Result<ExitCode> {
     let RedriveArgs { looked_at, because, bulk, server } = args;
     let client = Client::new(&server)?;
     if !looked_at.is_one()? {
-        return bulk::redrive(&client, bulk, because).await;
+        return bulk::redrive(&client, bulk, because, only).await;
     }
     let reason = because.reason.context("--reason")?;
     let (generation, fence) = looked_at.load(&client).await?;

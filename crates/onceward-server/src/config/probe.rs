@@ -1,6 +1,9 @@
 //! `probe`: how a route's unknown outcomes are asked about.
 
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
@@ -142,6 +145,10 @@ impl Template {
         };
         let behind = first.strip_prefix(&fixed).is_some_and(|path| path.starts_with('/'));
         ensure!(
+            ["key", "operation", "attempt"].iter().any(|place| template.uses(place)),
+            "it asks about nothing in particular: it needs {{operation}}, {{attempt}} or {{key}}"
+        );
+        ensure!(
             behind,
             "the host is fixed: places such as {{key}} stand in the path and the query only"
         );
@@ -154,6 +161,11 @@ impl Template {
 
     pub(crate) fn uses(&self, name: &str) -> bool {
         self.parts.iter().any(|part| matches!(part, Part::Place(place) if place == name))
+    }
+
+    /// Whether an answer is about this use of the key, and not about an earlier one.
+    pub(crate) fn tells_apart(&self, generation: u32) -> bool {
+        generation <= 1 || self.uses("generation") || self.uses("attempt")
     }
 
     /// The address with its places filled. `None` where a value would mean another path.
@@ -176,8 +188,9 @@ impl Template {
 
     /// The host, if it is an address.
     fn address(&self) -> Option<IpAddr> {
-        let uri: Uri = self.fill(|_| Some("x".to_owned()))?.parse().ok()?;
-        uri.host()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
+        // As the client reads it, for whom `127.1` and `2130706433` are addresses too.
+        let url = reqwest::Url::parse(&self.fill(|_| Some("x".to_owned()))?).ok()?;
+        url.host_str()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
     }
 }
 
@@ -193,28 +206,45 @@ fn encode(value: &str, into: &mut String) {
     }
 }
 
-/// Whether an address is one of this machine or of a network that is nobody else's business.
+/// Whether an address is one of this machine or of a network that is nobody else's business, or may lead
+/// to one.
 pub(crate) fn is_private(address: IpAddr) -> bool {
     match address.to_canonical() {
-        IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
-            v4.is_private()
-                || v4.is_loopback()
-                || v4.is_link_local()
-                || v4.is_unspecified()
-                || v4.is_broadcast()
-                || v4.is_multicast()
-                || (a == 100 && (64..128).contains(&b))
-                || a == 0
-        }
+        IpAddr::V4(v4) => is_private_v4(v4),
         IpAddr::V6(v6) => {
+            let embedded = |from: usize| {
+                let octets = v6.octets();
+                let [a, b, c, d] = [from, from + 1, from + 2, from + 3].map(|place| octets[place]);
+                is_private_v4(Ipv4Addr::new(a, b, c, d))
+            };
             v6.is_loopback()
                 || v6.is_unspecified()
                 || v6.is_multicast()
                 || v6.is_unique_local()
                 || v6.is_unicast_link_local()
+                || match v6.segments() {
+                    // Mapped by a NAT64, by 6to4, and as they were once written.
+                    [0x64, 0xff9b, 0, 0, 0, 0, _, _] => embedded(12),
+                    [0x64, 0xff9b, 1, ..] => true,
+                    [0x2002, ..] => embedded(2),
+                    [0, 0, 0, 0, 0, 0, _, _] => true,
+                    _ => false,
+                }
         }
     }
+}
+
+fn is_private_v4(v4: Ipv4Addr) -> bool {
+    let [a, b, c, _] = v4.octets();
+    v4.is_private()
+        || v4.is_loopback()
+        || v4.is_link_local()
+        || v4.is_multicast()
+        || (a == 100 && (64..128).contains(&b))
+        || (a == 198 && (18..20).contains(&b))
+        || (a, b, c) == (192, 0, 0)
+        || a == 0
+        || a >= 240
 }
 
 pub(super) fn resolve(file: &ProbeFile) -> Result<ProbeSettings> {
@@ -336,6 +366,8 @@ mod tests {
             "ftp://bank/{key}",
             "/charges/{key}",
             "https://bank/x#{key}",
+            "https://bank/x",
+            "https://bank/{scope}/{generation}",
         ] {
             assert!(Template::parse(bad).is_err(), "{bad}");
         }
@@ -355,11 +387,57 @@ mod tests {
             "fd00::1",
             "::ffff:10.0.0.1",
             "::",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b:1::8.8.8.8",
+            "2002:7f00:1::",
+            "::127.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "198.18.0.1",
+            "198.19.255.255",
+            "192.0.0.8",
         ] {
             assert!(is_private(private.parse().expect("an address")), "{private}");
         }
-        for public in ["8.8.8.8", "100.128.0.1", "172.32.0.1", "2001:4860:4860::8888"] {
+        for public in [
+            "8.8.8.8",
+            "100.128.0.1",
+            "172.32.0.1",
+            "198.20.0.1",
+            "192.0.1.1",
+            "2001:4860:4860::8888",
+            "64:ff9b::8.8.8.8",
+            "2002:808:808::",
+        ] {
             assert!(!is_private(public.parse().expect("an address")), "{public}");
+        }
+    }
+
+    #[test]
+    fn addresses_in_urls_are_read_as_the_client_reads_them() {
+        for host in ["127.1", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "[::1]", "017700000001"]
+        {
+            let template = Template::parse(&format!("http://{host}/{{key}}")).expect("good");
+            let address = template.address().expect("an address");
+            assert!(is_private(address), "{host}: {address}");
+        }
+        for host in ["bank.example", "127.bank"] {
+            let template = Template::parse(&format!("http://{host}/{{key}}")).expect("good");
+            assert_eq!(template.address(), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn only_a_template_that_names_the_use_tells_a_later_one_apart() {
+        for (url, expected) in [
+            ("https://bank/{key}", false),
+            ("https://bank/{operation}", false),
+            ("https://bank/{attempt}", true),
+            ("https://bank/{key}?use={generation}", true),
+        ] {
+            let template = Template::parse(url).expect("good");
+            assert!(template.tells_apart(1), "{url}");
+            assert_eq!(template.tells_apart(2), expected, "{url}");
         }
     }
 }

@@ -256,3 +256,25 @@ fn upstreams_take_part_in_transactions_where_they_share_a_database() {
         }
     }
 }
+
+const WEBHOOK: &str = "[[route]]\nmatch = \"POST /a\"\n[[webhook]]\nname = \"bank\"\n\
+                       secret = \"0123456789abcdef\"\noperation = \"/operation\"\n\
+                       outcome = \"/status\"\ncompleted = [\"done\"]\n";
+
+#[test]
+fn a_webhook_names_its_routes_and_where_the_attempt_is_if_it_may_release() {
+    let with = |more: &str| format!("{WEBHOOK}{more}\n");
+    let routes = "routes = [\"POST /a\", \"default\"]\n";
+    let config = with_file(&with(routes)).expect("valid");
+    assert_eq!(config.webhooks[0].routes, ["POST /a", "default"]);
+    assert!(toml::from_str::<File>(WEBHOOK).is_err(), "routes have to be given");
+    assert!(refusal(&with("routes = []")).contains("at least one"));
+    assert!(refusal(&with("routes = [\"POST /b\"]")).contains("no route"));
+    let releases = format!("{routes}not_executed = [\"canceled\"]\n");
+    assert!(refusal(&with(&releases)).contains("needs `attempt`"));
+    with_file(&with(&format!("{releases}attempt = \"/attempt\""))).expect("valid");
+    for (status, good) in [(199, false), (200, true), (599, true), (600, false)] {
+        let toml = with(&format!("{routes}reply_status = {status}"));
+        assert_eq!(with_file(&toml).is_ok(), good, "{status}");
+    }
+}

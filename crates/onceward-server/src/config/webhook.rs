@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{duration, probe::ReplyStatus, secret::Text};
+use super::{duration, probe::ReplyStatus, route::RouteTable, secret::Text};
 
 /// A provider that tells, as it is written.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -25,6 +25,12 @@ pub(crate) struct WebhookFile {
     pub(crate) scope: Option<Text>,
     /// Where the message has the key of the client: a JSON pointer.
     pub(crate) key: Option<Text>,
+    /// Where the message has the attempt, as upstream was told it in `Onceward-Attempt-Id`: a JSON
+    /// pointer. Needed with `not_executed`, and for keys that are used again after they expired.
+    pub(crate) attempt: Option<Text>,
+    /// The routes whose operations it may tell about, as their `match` is written; `default` for all
+    /// that no route matches.
+    pub(crate) routes: Vec<Text>,
     /// Where the message says what happened: a JSON pointer.
     pub(crate) outcome: Text,
     /// The words there that mean that it was executed.
@@ -45,6 +51,8 @@ pub(crate) struct WebhookSettings {
     pub(crate) secret: Vec<u8>,
     pub(crate) tolerance: Duration,
     pub(crate) about: About,
+    pub(crate) attempt: Option<String>,
+    pub(crate) routes: Vec<String>,
     pub(crate) outcome: String,
     pub(crate) completed: Vec<String>,
     pub(crate) not_executed: Vec<String>,
@@ -66,19 +74,19 @@ impl fmt::Debug for WebhookSettings {
     }
 }
 
-pub(super) fn resolve(files: &[WebhookFile]) -> Result<Vec<WebhookSettings>> {
+pub(super) fn resolve(files: &[WebhookFile], routes: &RouteTable) -> Result<Vec<WebhookSettings>> {
     let mut names = BTreeSet::new();
     let mut webhooks = Vec::new();
     for file in files {
         let name = file.name.as_str();
-        let webhook = one(file).with_context(|| format!("webhook \"{name}\""))?;
+        let webhook = one(file, routes).with_context(|| format!("webhook \"{name}\""))?;
         ensure!(names.insert(name.to_owned()), "webhook \"{name}\" is there twice");
         webhooks.push(webhook);
     }
     Ok(webhooks)
 }
 
-fn one(file: &WebhookFile) -> Result<WebhookSettings> {
+fn one(file: &WebhookFile, table: &RouteTable) -> Result<WebhookSettings> {
     let name = file.name.as_str();
     let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     ensure!(
@@ -109,8 +117,24 @@ fn one(file: &WebhookFile) -> Result<WebhookSettings> {
         !completed.iter().any(|word| not_executed.contains(word)),
         "a word is in `completed` and in `not_executed`"
     );
-    if let Some(ReplyStatus::At(at)) = &file.reply_status {
-        pointer("reply_status", at)?;
+    ensure!(
+        not_executed.is_empty() || file.attempt.is_some(),
+        "not_executed needs `attempt`: of a message that names none nobody knows which attempt it is \
+         about, and a later one would be run again"
+    );
+    ensure!(!file.routes.is_empty(), "routes: name at least one");
+    let routes: Vec<String> = words(&file.routes);
+    for route in &routes {
+        let known = table.all().any(|known| known.name() == route);
+        ensure!(known, "routes: `{route}` is the `match` of no route");
+    }
+    match &file.reply_status {
+        Some(ReplyStatus::Is(status)) => ensure!(
+            (200..600).contains(status),
+            "reply_status: {status} cannot be the status of a reply"
+        ),
+        Some(ReplyStatus::At(at)) => drop(pointer("reply_status", at)?),
+        None => {}
     }
     let reply_body = file.reply_body.as_ref().map(|at| pointer("reply_body", at)).transpose()?;
     Ok(WebhookSettings {
@@ -118,6 +142,8 @@ fn one(file: &WebhookFile) -> Result<WebhookSettings> {
         secret: file.secret.as_str().as_bytes().to_vec(),
         tolerance,
         about,
+        attempt: file.attempt.as_ref().map(|at| pointer("attempt", at)).transpose()?,
+        routes,
         outcome: pointer("outcome", &file.outcome)?,
         completed,
         not_executed,

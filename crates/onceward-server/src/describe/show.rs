@@ -214,6 +214,8 @@ fn webhook(webhook: &WebhookSettings) -> Value {
         "operation": operation,
         "scope": scope,
         "key": key,
+        "attempt": webhook.attempt,
+        "routes": webhook.routes,
         "outcome": webhook.outcome,
         "completed": webhook.completed,
         "not_executed": webhook.not_executed,

@@ -13,10 +13,10 @@ use reqwest::{
     dns::{Addrs, Name, Resolve, Resolving},
     redirect,
 };
-use serde_json::Value;
 use tokio::task::JoinHandle;
 use tracing::debug;
 
+use super::part;
 use crate::config::{Condition, ProbeSettings, ReplyStatus, RouteTable, is_private};
 
 /// How often the store is asked for what is due.
@@ -30,13 +30,12 @@ const ANSWER_MAX: usize = 1 << 20;
 pub(crate) struct Reconciling(JoinHandle<()>);
 
 impl Reconciling {
-    pub(crate) fn start(store: &Arc<dyn Store>, routes: &RouteTable) -> Result<Self> {
-        let probes = Probes::new(routes)?;
+    pub(crate) fn start(store: &Arc<dyn Store>, probes: Probes) -> Self {
         // Each probe has a time of its own, which is shorter.
         let reconciler = Reconciler::new(Arc::clone(store), probes)
             .patience(Duration::from_secs(90))
             .every(EVERY);
-        Ok(Reconciling(tokio::spawn(reconciler.run())))
+        Reconciling(tokio::spawn(reconciler.run()))
     }
 }
 
@@ -48,10 +47,10 @@ impl Drop for Reconciling {
 
 /// The probes of all routes, by the name under which records know them.
 #[derive(Debug)]
-struct Probes(HashMap<Box<str>, HttpProbe>);
+pub(crate) struct Probes(HashMap<Box<str>, HttpProbe>);
 
 impl Probes {
-    fn new(routes: &RouteTable) -> Result<Self> {
+    pub(crate) fn new(routes: &RouteTable) -> Result<Self> {
         let mut probes = HashMap::new();
         for route in routes.all() {
             if let Some(settings) = &route.probe {
@@ -71,6 +70,10 @@ impl Probe for Probes {
                 None => Finding::StillUnknown,
             }
         })
+    }
+
+    fn knows(&self, route: &str) -> bool {
+        self.0.contains_key(route)
     }
 }
 
@@ -118,6 +121,10 @@ impl HttpProbe {
     }
 
     async fn ask(&self, unknown: &Unknown) -> Finding {
+        if !self.settings.url.tells_apart(unknown.generation) {
+            debug!(route = &*unknown.route, "a probe cannot tell an earlier use of the key apart");
+            return Finding::StillUnknown;
+        }
         let value = |place: &str| match place {
             "key" => Some(unknown.id.key.as_str().to_owned()),
             "scope" => Some(unknown.id.scope.as_str().to_owned()),
@@ -168,57 +175,39 @@ fn judge(
     content_type: Option<HeaderValue>,
     body: &Bytes,
 ) -> Finding {
-    let document: Option<Value> = serde_json::from_slice(body).ok();
     let holds = |condition: &Condition| {
         let is = condition.is.as_ref().is_none_or(|(pointer, expected)| {
-            let found = document.as_ref().and_then(|document| document.pointer(pointer));
-            found.is_some_and(|found| says(found, expected))
+            part::word(body, pointer).is_some_and(|found| found == *expected)
         });
         condition.status.contains(&status) && is
     };
     let not_executed = settings.not_executed.as_ref().filter(|(condition, _)| holds(condition));
     match (holds(&settings.completed), not_executed) {
-        (true, None) => reply(settings, document.as_ref(), content_type, body)
-            .map_or(Finding::StillUnknown, Finding::Completed),
+        (true, None) => {
+            reply(settings, content_type, body).map_or(Finding::StillUnknown, Finding::Completed)
+        }
         (false, Some((_, authoritative))) => Finding::NotExecuted { authoritative: *authoritative },
         _ => Finding::StillUnknown,
-    }
-}
-
-fn says(found: &Value, expected: &str) -> bool {
-    match found {
-        Value::String(text) => text == expected,
-        Value::Array(_) | Value::Object(_) => false,
-        other => {
-            let text = other.to_string();
-            text == expected
-        }
     }
 }
 
 /// What the client is told. `None` when the answer does not say it.
 fn reply(
     settings: &ProbeSettings,
-    document: Option<&Value>,
     content_type: Option<HeaderValue>,
     body: &Bytes,
 ) -> Option<Reply> {
     let status = match &settings.reply_status {
         ReplyStatus::Is(status) => *status,
-        ReplyStatus::At(pointer) => {
-            u16::try_from(document?.pointer(pointer.as_str())?.as_u64()?).ok()?
-        }
+        ReplyStatus::At(pointer) => part::status(body, pointer.as_str())?,
     };
     let status = Some(status).filter(|status| (200..600).contains(status))?;
     let (body, content_type) = match &settings.reply_body {
         None => (body.clone(), content_type),
-        Some(pointer) => match document?.pointer(pointer)? {
-            Value::String(text) => (Bytes::from(text.clone().into_bytes()), content_type),
-            part => {
-                let json = HeaderValue::from_static("application/json");
-                (Bytes::from(serde_json::to_vec(part).ok()?), Some(json))
-            }
-        },
+        Some(pointer) => {
+            let json = HeaderValue::from_static("application/json");
+            (part::bytes(body, pointer)?, Some(json))
+        }
     };
     Some(Reply {
         status: StatusCode::from_u16(status).ok()?,

@@ -12,23 +12,24 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{
     HeaderMap, HeaderValue, Method, Response, StatusCode,
-    header::{CONTENT_TYPE, RETRY_AFTER},
+    header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER},
     request::Parts,
 };
-use http_body_util::{BodyExt as _, Limited};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use onceward::{
-    Key, LookupKey, Reply, Scope, Store, observe,
-    record::{Record, RecordId, State},
+    Key, LookupKey, Reply, Scope, Store, machine, observe,
+    record::{AttemptId, Fence, Record, RecordId, State},
     reply::ReplyBody,
     store::{Proof, Resolution, Resolve, Resolved, StoreError},
+    tower::{Collected, Consent, collect, early},
 };
-use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::Sha256;
 use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
-use super::{GatewayBody, bare};
+use super::{Budget, GatewayBody, Room, bare, busy, part};
 use crate::config::{About, ReplyStatus, WebhookSettings};
 
 /// Where messages go.
@@ -44,10 +45,10 @@ pub(crate) struct Webhooks {
     all: Vec<WebhookSettings>,
 }
 
-/// What a message says.
+/// What a message says, and of which attempt.
 enum Said {
-    Completed(Reply),
-    NotExecuted,
+    Completed(Option<AttemptId>, Reply),
+    NotExecuted(AttemptId),
     Nothing,
 }
 
@@ -69,34 +70,64 @@ impl Webhooks {
         &self,
         parts: &Parts,
         body: Incoming,
+        budget: &Budget,
         time_max: Duration,
     ) -> Response<GatewayBody> {
         let name = parts.uri.path().strip_prefix(PATH).unwrap_or_default();
+        let refuse =
+            async |body, response| early(parts.version, body, Consent::of(parts), response).await;
         let Some(webhook) = self.all.iter().find(|webhook| webhook.name == name) else {
-            return bare(StatusCode::NOT_FOUND);
+            return refuse(body, bare(StatusCode::NOT_FOUND)).await;
         };
         if parts.method != Method::POST {
-            return bare(StatusCode::METHOD_NOT_ALLOWED);
+            return refuse(body, bare(StatusCode::METHOD_NOT_ALLOWED)).await;
         }
-        let body = match timeout(time_max, Limited::new(body, BODY_MAX).collect()).await {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(_)) => return bare(StatusCode::PAYLOAD_TOO_LARGE),
-            Err(_) => return bare(StatusCode::REQUEST_TIMEOUT),
+        if body.size_hint().lower() > BODY_MAX as u64 {
+            return refuse(body, bare(StatusCode::PAYLOAD_TOO_LARGE)).await;
+        }
+        let Some(room) = budget.take(&body, BODY_MAX) else { return refuse(body, busy()).await };
+        let body = match timeout(time_max, collect(body, BODY_MAX)).await {
+            Ok(Collected::Whole(body, _)) => body,
+            Ok(Collected::TooLarge(_, rest)) => {
+                let too_large = bare(StatusCode::PAYLOAD_TOO_LARGE);
+                return early(parts.version, rest, Consent::Given, too_large).await;
+            }
+            Ok(Collected::Broken) => return closing(StatusCode::BAD_REQUEST),
+            Err(_) => return closing(StatusCode::REQUEST_TIMEOUT),
         };
+        self.heard(webhook, &parts.headers, &body, room).await
+    }
+
+    /// A whole message, which takes room until it is answered.
+    async fn heard(
+        &self,
+        webhook: &WebhookSettings,
+        headers: &HeaderMap,
+        body: &Bytes,
+        _room: Room,
+    ) -> Response<GatewayBody> {
+        let name = &*webhook.name;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        if !is_signed(webhook, &parts.headers, &body, now) {
+        if !is_signed(webhook, headers, body, now) {
             warn!(webhook = name, "a message that is not signed, or is too old, was refused");
             return bare(StatusCode::UNAUTHORIZED);
         }
-        let Ok(message) = serde_json::from_slice::<Value>(&body) else {
+        if serde_json::from_slice::<&RawValue>(body).is_err() {
             return bare(StatusCode::BAD_REQUEST);
+        }
+        let Some(id) = self.id_of(webhook, body) else { return bare(StatusCode::NOT_FOUND) };
+        let told = match said(webhook, body) {
+            Some(Said::Nothing) => Ok(StatusCode::OK),
+            Some(Said::Completed(attempt, reply)) => {
+                self.completed(webhook, &id, attempt, reply).await
+            }
+            Some(Said::NotExecuted(attempt)) => self.not_executed(webhook, &id, attempt).await,
+            None => {
+                warn!(webhook = name, "a message does not have what the configuration points to");
+                Ok(StatusCode::UNPROCESSABLE_ENTITY)
+            }
         };
-        let Some(id) = self.id_of(webhook, &message) else { return bare(StatusCode::NOT_FOUND) };
-        let told = match said(webhook, &message, &body) {
-            Said::Nothing => return bare(StatusCode::OK),
-            told => told,
-        };
-        match self.tell(webhook, &id, told).await {
+        match told {
             Ok(status) if status == StatusCode::CONFLICT => later(status),
             Ok(status) => bare(status),
             Err(error) => {
@@ -106,77 +137,137 @@ impl Webhooks {
         }
     }
 
-    fn id_of(&self, webhook: &WebhookSettings, message: &Value) -> Option<RecordId> {
-        let text = |pointer: &str| message.pointer(pointer)?.as_str();
+    fn id_of(&self, webhook: &WebhookSettings, body: &[u8]) -> Option<RecordId> {
         match &webhook.about {
-            About::Operation(at) => RecordId::from_handle(text(at)?),
+            About::Operation(at) => RecordId::from_handle(&part::text(body, at)?),
             About::Key { scope, key } => {
-                let key = Key::new(text(key)?).ok()?;
+                let key = Key::new(&*part::text(body, key)?).ok()?;
                 let key = match &self.lookup_key {
                     Some(lookup) => lookup.stored_unless_it_is(&key),
                     None => key,
                 };
-                Some(RecordId { scope: Scope::new(text(scope)?).ok()?, key })
+                Some(RecordId { scope: Scope::new(&*part::text(body, scope)?).ok()?, key })
             }
         }
     }
 
-    /// A provider that signs is believed. What it told before, it may tell again.
+    /// The record, if it is of a route that this provider may tell about.
+    async fn load(
+        &self,
+        webhook: &WebhookSettings,
+        id: &RecordId,
+    ) -> Result<Option<Record>, StoreError> {
+        let Some(record) = self.store.load(id).await? else { return Ok(None) };
+        if webhook.routes.iter().any(|route| **route == *record.route) {
+            return Ok(Some(record));
+        }
+        warn!(
+            webhook = webhook.name,
+            route = &*record.route,
+            "a message about a route that is none of the webhook's was refused"
+        );
+        Ok(None)
+    }
+
+    /// A provider that signs is believed about the attempt that it names, and about no other: a message
+    /// may come late, or again.
+    async fn not_executed(
+        &self,
+        webhook: &WebhookSettings,
+        id: &RecordId,
+        attempt: AttemptId,
+    ) -> Result<StatusCode, StoreError> {
+        let Some(record) = self.load(webhook, id).await? else { return Ok(StatusCode::NOT_FOUND) };
+        if record.attempt != attempt {
+            info!(webhook = webhook.name, route = &*record.route, "told about an earlier attempt");
+            return Ok(StatusCode::OK);
+        }
+        let (generation, fence) = (record.generation, record.fence);
+        let resolution = Resolution::Release(Proof::Authoritative);
+        self.tell(webhook, id, (generation, fence, attempt), resolution).await
+    }
+
+    async fn completed(
+        &self,
+        webhook: &WebhookSettings,
+        id: &RecordId,
+        attempt: Option<AttemptId>,
+        reply: Reply,
+    ) -> Result<StatusCode, StoreError> {
+        let Some(record) = self.load(webhook, id).await? else { return Ok(StatusCode::NOT_FOUND) };
+        let attempt = match attempt {
+            Some(attempt) => attempt,
+            None if record.generation > 1 => {
+                warn!(
+                    webhook = webhook.name,
+                    route = &*record.route,
+                    "a message without an attempt may be about an earlier use of the key"
+                );
+                return Ok(StatusCode::UNPROCESSABLE_ENTITY);
+            }
+            // Nobody has begun, or somebody is at it: it may be about an earlier attempt.
+            None if matches!(record.state, State::Pending | State::InProgress) => {
+                return Ok(StatusCode::CONFLICT);
+            }
+            None => record.attempt,
+        };
+        let Some((generation, fence)) = self.grant_of(&record, attempt).await? else {
+            warn!(webhook = webhook.name, route = &*record.route, "told about an unknown attempt");
+            return Ok(StatusCode::OK);
+        };
+        let resolution = Resolution::Executed { attempt, reply };
+        self.tell(webhook, id, (generation, fence, attempt), resolution).await
+    }
+
+    /// Which use of the key an attempt belongs to, and the fence that it had, as far as is known.
+    async fn grant_of(
+        &self,
+        record: &Record,
+        attempt: AttemptId,
+    ) -> Result<Option<(u32, Fence)>, StoreError> {
+        if record.attempt == attempt || record.generation == 1 {
+            return Ok(Some((record.generation, record.fence)));
+        }
+        let audit = self.store.audit(&record.id).await?;
+        let known = audit.iter().find(|it| it.attempt == attempt);
+        Ok(known.map(|it| (it.generation, it.fence)))
+    }
+
     async fn tell(
         &self,
         webhook: &WebhookSettings,
         id: &RecordId,
-        told: Said,
+        (generation, fence, attempt): (u32, Fence, AttemptId),
+        resolution: Resolution,
     ) -> Result<StatusCode, StoreError> {
-        let Some(record) = self.store.load(id).await? else { return Ok(StatusCode::NOT_FOUND) };
-        let resolution = match told {
-            Said::Completed(reply) => Resolution::Complete(reply),
-            Said::NotExecuted => Resolution::Release(Proof::Authoritative),
-            Said::Nothing => return Ok(StatusCode::OK),
-        };
-        let completes = match &resolution {
-            Resolution::Complete(reply) => Some(reply.status),
-            _ => None,
-        };
-        // Nobody has begun, or somebody is at it: what is told may be about an earlier attempt.
-        if record.state == State::Pending || record.state == State::InProgress {
-            return Ok(StatusCode::CONFLICT);
+        let reason = format!("webhook {}: a signed message", webhook.name).into();
+        let resolve = Resolve { id: id.clone(), generation, fence, resolution, reason };
+        let resolved = self.store.resolve(resolve.clone()).await?;
+        if let Resolved::Applied(record) | Resolved::Refused(record) = &resolved
+            && machine::is_contradiction(&resolve, &resolved)
+        {
+            observe::incident(&record.route);
+            let (webhook, route) = (&*webhook.name, &*record.route);
+            error!(webhook, route, "told otherwise than was known; both are kept");
         }
-        let resolve = Resolve {
-            id: id.clone(),
-            generation: record.generation,
-            fence: record.fence,
-            resolution,
-            reason: format!("webhook {}: a signed message", webhook.name).into(),
-        };
-        Ok(match self.store.resolve(resolve).await? {
+        Ok(match resolved {
             Resolved::Applied(record) => {
                 info!(webhook = webhook.name, route = &*record.route, "an outcome was told");
                 StatusCode::OK
             }
             Resolved::Absent => StatusCode::NOT_FOUND,
             Resolved::TooEarly { .. } => StatusCode::CONFLICT,
-            Resolved::Refused(now) => {
-                if contradicts(&now, completes) {
-                    observe::incident(&now.route);
-                    warn!(
-                        webhook = webhook.name,
-                        route = &*now.route,
-                        "told otherwise than stored"
-                    );
-                }
-                match now.state {
-                    State::Unknown | State::InProgress => StatusCode::CONFLICT,
-                    _ => StatusCode::OK,
-                }
+            // It is still at it.
+            Resolved::Refused(now) if now.attempt == attempt && is_open(now.state) => {
+                StatusCode::CONFLICT
             }
+            Resolved::Refused(_) => StatusCode::OK,
         })
     }
 }
 
-fn contradicts(now: &Record, told: Option<StatusCode>) -> bool {
-    let stands = now.reply.as_ref().map(|reply| reply.status);
-    now.state == State::Completed && stands != told
+fn is_open(state: State) -> bool {
+    matches!(state, State::Pending | State::InProgress | State::Unknown)
 }
 
 /// Compared in constant time. The time is part of what is signed.
@@ -208,30 +299,31 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| Some(digit(pair[0])? * 16 + digit(pair[1])?)).collect()
 }
 
-fn said(webhook: &WebhookSettings, message: &Value, body: &Bytes) -> Said {
-    let outcome = match message.pointer(&webhook.outcome) {
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-        None => return Said::Nothing,
+/// `None` when a message that says something does not say all that is needed.
+fn said(webhook: &WebhookSettings, body: &Bytes) -> Option<Said> {
+    let Some(outcome) = part::word(body, &webhook.outcome) else { return Some(Said::Nothing) };
+    let attempt = || match &webhook.attempt {
+        None => Some(None),
+        Some(at) => AttemptId::from_text(&part::text(body, at)?).map(Some),
     };
     if webhook.not_executed.contains(&outcome) {
-        return Said::NotExecuted;
+        return attempt()?.map(Said::NotExecuted);
     }
     if !webhook.completed.contains(&outcome) {
-        return Said::Nothing;
+        return Some(Said::Nothing);
     }
-    reply(webhook, message, body).map_or(Said::Nothing, Said::Completed)
+    Some(Said::Completed(attempt()?, reply(webhook, body)?))
 }
 
-fn reply(webhook: &WebhookSettings, message: &Value, body: &Bytes) -> Option<Reply> {
+fn reply(webhook: &WebhookSettings, body: &Bytes) -> Option<Reply> {
     let status = match &webhook.reply_status {
         ReplyStatus::Is(status) => *status,
-        ReplyStatus::At(at) => u16::try_from(message.pointer(at.as_str())?.as_u64()?).ok()?,
+        ReplyStatus::At(at) => part::status(body, at.as_str())?,
     };
     let status = Some(status).filter(|status| (200..600).contains(status))?;
     let body = match &webhook.reply_body {
         None => body.clone(),
-        Some(at) => serde_json::to_vec(message.pointer(at)?).ok()?.into(),
+        Some(at) => part::bytes(body, at)?,
     };
     Some(Reply {
         status: StatusCode::from_u16(status).ok()?,
@@ -239,6 +331,13 @@ fn reply(webhook: &WebhookSettings, message: &Value, body: &Bytes) -> Option<Rep
         body: ReplyBody::Stored(body),
         schema_version: None,
     })
+}
+
+/// The message never came as a whole.
+fn closing(status: StatusCode) -> Response<GatewayBody> {
+    let mut response = bare(status);
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// The provider is to come again.

@@ -91,6 +91,7 @@ fn what_is_shown_is_what_holds() {
                 fingerprint_key = \"canary-0123456789\"\n[[route]]\nmatch = \"POST /a\"\n\
                 retention = \"72h\"\n[[webhook]]\nname = \"bank\"\n\
                 secret = \"canary-0123456789\"\noperation = \"/operation\"\n\
+                routes = [\"POST /a\"]\n\
                 outcome = \"/status\"\ncompleted = [\"done\"]\n[[sink]]\nname = \"mail\"\n\
                 url = \"http://mail/send\"\nidempotent = true\n\
                 headers = { authorization = \"canary-0123456789\" }\n";

@@ -64,6 +64,7 @@ struct Bank {
     upstream: Upstream,
     ledger: Arc<Mutex<Vec<String>>>,
     gate: Gate,
+    next: Arc<Mutex<Option<Held>>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -76,7 +77,8 @@ impl Bank {
     fn that_holds(held: Held) -> Bank {
         let (ledger, gate) = (Arc::new(Mutex::new(Vec::new())), Gate::default());
         let (book, at_gate) = (Arc::clone(&ledger), gate.clone());
-        let first = Mutex::new(true);
+        let next = Arc::new(Mutex::new(Some(held)));
+        let to_hold = Arc::clone(&next);
         let upstream = Upstream::start(move |_, seen| {
             let mut book = book.lock().expect("not poisoned");
             let key = |text: Option<&str>| text.unwrap_or_default().trim_matches('"').to_owned();
@@ -93,17 +95,21 @@ impl Bank {
                 });
             }
             let charged = response(201, "Content-Type: application/json\r\n", r#"{"id":"ch_1"}"#);
-            let holds = std::mem::replace(&mut *first.lock().expect("not poisoned"), false);
-            if holds && held == Held::BeforeTheCharge {
+            let held = to_hold.lock().expect("not poisoned").take();
+            if held == Some(Held::BeforeTheCharge) {
                 return Act::SendLater(Vec::new(), at_gate.clone(), response(503, "", ""));
             }
             book.push(key(seen.header("idempotency-key")));
-            match holds {
-                true => Act::SendLater(Vec::new(), at_gate.clone(), charged),
-                false => Act::Send(charged),
+            match held {
+                Some(_) => Act::SendLater(Vec::new(), at_gate.clone(), charged),
+                None => Act::Send(charged),
             }
         });
-        Bank { upstream, ledger, gate }
+        Bank { upstream, ledger, gate, next }
+    }
+
+    fn hold_the_next_answer(&self) {
+        *self.next.lock().expect("not poisoned") = Some(Held::AfterTheCharge);
     }
 
     fn charges(&self) -> Vec<String> {
@@ -113,9 +119,14 @@ impl Bank {
 
 /// Sends a request and kills the gateway -9 while the bank is at it.
 fn killed_while_the_bank_is_at_it(gateway: Gateway, bank: &Bank) {
+    killed_while_the_bank_answers(gateway, bank, 1);
+}
+
+/// The same at the answer of this number that the bank holds up.
+fn killed_while_the_bank_answers(gateway: Gateway, bank: &Bank, number: usize) {
     let address = gateway.address;
     let client = thread::spawn(move || send(address, &request(address, KEY, "{}", &[])));
-    bank.gate.reached_by(1);
+    bank.gate.reached_by(number);
     gateway.signal("KILL");
     drop(gateway);
     assert!(client.join().expect("it ends").is_err(), "the client was not answered");
@@ -152,7 +163,7 @@ fn a_charge_whose_gateway_was_killed_is_found_by_the_probe_and_made_once() {
         let reply = post(next.address, KEY, "{}", &[]);
         assert_eq!(
             (reply.status, reply.text(), reply.is_replay()),
-            (201, r#"{"id":"ch_1"}"#, true)
+            (201, r#"{"id": "ch_1"}"#, true)
         );
         assert_eq!(reply.header("content-type"), Some("application/json"));
         assert_eq!(bank.charges(), [KEY], "one charge in the ledger");
@@ -212,19 +223,20 @@ fn without_a_probe_an_unknown_outcome_waits_for_a_person() {
     thread::sleep(Duration::from_millis(1_500));
     let answer = post(next.address, KEY, "{}", &[]);
     assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
+    let shown = record(&next)["record"].clone();
+    assert_eq!((&shown["probes"], &shown["dead_letter"]), (&0.into(), &false.into()), "{shown}");
     assert_eq!(bank.charges(), [KEY]);
     bank.gate.open();
 }
 
-/// The record is unknown, and was asked about in vain: it is not due for half a minute.
-fn unknown_without_a_probe(home: &Home, bank: &Bank, toml: &str) -> Gateway {
+/// The record is unknown, under this configuration.
+fn unknown(home: &Home, bank: &Bank, toml: &str) -> Gateway {
     killed_while_the_bank_is_at_it(home.gateway(bank, ""), bank);
     let gateway = home.gateway(bank, toml);
     eventually("an unknown outcome", || {
         let answer = post(gateway.address, KEY, "{}", &[]);
         (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
     });
-    eventually("a probe", || (record(&gateway)["record"]["probes"] == 1).then_some(()));
     gateway
 }
 
@@ -244,18 +256,28 @@ fn command(gateway: &Gateway, args: &[&str]) -> String {
 fn an_operator_has_an_unknown_outcome_asked_about_at_once() {
     let home = Home::file();
     let bank = Bank::that_holds(Held::AfterTheCharge);
-    drop(unknown_without_a_probe(&home, &bank, ""));
+    // It was asked about in vain, and is not due for half a minute.
+    let in_vain = unknown(&home, &bank, &PROBE.replace("\"succeeded\"", "\"something else\""));
+    eventually("a probe", || (record(&in_vain)["record"]["probes"] == 1).then_some(()));
+    drop(in_vain);
     let gateway = home.gateway(&bank, PROBE);
     let listed = command(&gateway, &["unknown", "list", "-o", "json"]);
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let id = listed["records"][0]["id"].as_str().expect("one record").to_owned();
     assert_eq!(command(&gateway, &["dlq", "list"]).lines().count(), 1, "no dead letter");
+    // A filter of the dead letters is about dead letters only.
+    let plan = |group, command| {
+        let filter = ["--filter", "route=default", "--reason", "the bank is back", "-o", "json"];
+        let planned = self::command(&gateway, &[&[group, command], &filter[..]].concat());
+        serde_json::from_str::<Value>(&planned).expect("JSON")["count"].clone()
+    };
+    assert_eq!((plan("dlq", "redrive"), plan("unknown", "reconcile")), (0.into(), 1.into()));
     command(&gateway, &["unknown", "reconcile", &id, "--reason", "the bank is back"]);
     let reply = eventually("the reply", || {
         let answer = post(gateway.address, KEY, "{}", &[]);
         (answer.status == 201).then_some(answer)
     });
-    assert_eq!((reply.text(), reply.is_replay()), (r#"{"id":"ch_1"}"#, true));
+    assert_eq!((reply.text(), reply.is_replay()), (r#"{"id": "ch_1"}"#, true));
     let shown = record(&gateway).to_string();
     assert!(shown.contains("alice: the bank is back"), "{shown}");
     assert_eq!(bank.charges(), [KEY]);
@@ -269,6 +291,8 @@ const WEBHOOK: &str = r#"
 name = "bank"
 secret = "secret-of-the-bank-0123"
 operation = "/operation"
+attempt = "/attempt"
+routes = ["default"]
 outcome = "/status"
 completed = ["succeeded", "declined"]
 not_executed = ["canceled"]
@@ -297,18 +321,39 @@ fn tell(gateway: &Gateway, name: &str, body: &str, signature: &str) -> Answer {
     send(gateway.address, &request).expect("an answer")
 }
 
+/// What a message names: the operation and the attempt, as upstream was told them.
+fn named(bank: &Bank, attempt: usize) -> (String, String) {
+    let seen = bank.upstream.seen();
+    let mut charges = seen.iter().filter(|seen| seen.line.starts_with("POST "));
+    let seen = charges.nth(attempt - 1).expect("it was sent");
+    let header = |name| seen.header(name).expect("upstream was told").to_owned();
+    (header("onceward-operation"), header("onceward-attempt-id"))
+}
+
+fn message((operation, attempt): &(String, String), status: &str, reply: &str) -> String {
+    format!(
+        r#"{{"operation":"{operation}","attempt":"{attempt}","status":"{status}","reply":{reply}}}"#
+    )
+}
+
+fn signed(gateway: &Gateway, body: &str) -> u16 {
+    tell(gateway, "bank", body, &signature(SECRET, now(), body)).status
+}
+
+fn events(gateway: &Gateway) -> String {
+    record(gateway)["timeline"].to_string()
+}
+
+/// Members in the provider's order, and digits as it wrote them.
+const CHARGED: &str = r#"{"status":201,"body":{"z": "ch_1", "amount": 10.10}}"#;
+
 #[test]
 fn a_signed_message_resolves_and_old_forged_and_unknown_ones_do_not() {
     for home in [Home::file(), Home::postgres()] {
         let bank = Bank::that_holds(Held::AfterTheCharge);
-        let gateway = unknown_without_a_probe(&home, &bank, WEBHOOK);
-        let id = record(&gateway)["record"]["id"].as_str().expect("an id").to_owned();
-        let message = |id: &str, status: &str, code: u16| {
-            format!(
-                r#"{{"operation":"{id}","status":"{status}","reply":{{"status":{code},"body":{{"id":"ch_1"}}}}}}"#
-            )
-        };
-        let good = message(&id, "succeeded", 201);
+        let gateway = unknown(&home, &bank, WEBHOOK);
+        let names = named(&bank, 1);
+        let good = message(&names, "succeeded", CHARGED);
         let told = |body: &str, signature: &str| tell(&gateway, "bank", body, signature).status;
         // Forged, old, from the future, for other bytes, not signed at all.
         assert_eq!(told(&good, &signature("another-secret-012345", now(), &good)), 401);
@@ -318,29 +363,127 @@ fn a_signed_message_resolves_and_old_forged_and_unknown_ones_do_not() {
         for bad in ["", "t=1", "v1=00", "t=x,v1=00"] {
             assert_eq!(told(&good, bad), 401, "{bad}");
         }
-        let other = message("v1.YQ.YWFhYWFhYWFhYWFhYWFhYQ", "succeeded", 201);
-        assert_eq!(told(&other, &signature(SECRET, now(), &other)), 404);
-        let nothing = message(&id, "processing", 201);
-        assert_eq!(told(&nothing, &signature(SECRET, now(), &nothing)), 200);
+        let other = ("v1.YQ.YWFhYWFhYWFhYWFhYWFhYQ".to_owned(), names.1.clone());
+        assert_eq!(signed(&gateway, &message(&other, "succeeded", CHARGED)), 404);
+        assert_eq!(signed(&gateway, &message(&names, "processing", CHARGED)), 200);
         assert_eq!(tell(&gateway, "other", &good, &signature(SECRET, now(), &good)).status, 404);
+        // Executed, but not what the client is to be told; or by nobody knows whom.
+        assert_eq!(signed(&gateway, &message(&names, "succeeded", r#"{"status":201}"#)), 422);
+        let nobody = (names.0.clone(), "attempt".to_owned());
+        assert_eq!(signed(&gateway, &message(&nobody, "succeeded", CHARGED)), 422);
         let still = post(gateway.address, KEY, "{}", &[]);
         assert_eq!(still.summary(), "409 idempotency_outcome_unknown");
 
-        let signed = signature(SECRET, now(), &good);
-        assert_eq!(told(&good, &signed), 200);
+        assert_eq!(signed(&gateway, &good), 200);
         let reply = post(gateway.address, KEY, "{}", &[]);
-        assert_eq!((reply.status, reply.text()), (201, r#"{"id":"ch_1"}"#));
-        // The same again is harmless; something else is an incident, and what stands stands.
-        assert_eq!(told(&good, &signed), 200);
-        let events = |gateway: &Gateway| record(gateway)["timeline"].to_string();
+        assert_eq!((reply.status, reply.text()), (201, r#"{"z": "ch_1", "amount": 10.10}"#));
+        // The same again is harmless, also in other words; something else is an incident, and what
+        // stands stands.
+        assert_eq!(signed(&gateway, &good), 200);
+        assert_eq!(signed(&gateway, &good.replace("201", "200")), 200);
         assert!(!events(&gateway).contains("incident"), "{}", events(&gateway));
-        let declined = message(&id, "declined", 402);
-        assert_eq!(told(&declined, &signature(SECRET, now(), &declined)), 200);
-        assert!(events(&gateway).contains("incident"), "{}", events(&gateway));
+        assert_eq!(signed(&gateway, &message(&names, "canceled", "{}")), 200);
+        assert_eq!(events(&gateway).matches("\"incident\"").count(), 1, "{}", events(&gateway));
+        assert_eq!(signed(&gateway, &good.replace("201", "402")), 200);
+        assert_eq!(events(&gateway).matches("\"incident\"").count(), 2, "{}", events(&gateway));
         assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 201);
         assert_eq!(bank.charges(), [KEY]);
         bank.gate.open();
     }
+}
+
+#[test]
+fn a_message_about_an_earlier_attempt_releases_no_later_one() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::BeforeTheCharge);
+        let gateway = unknown(&home, &bank, WEBHOOK);
+        let first = named(&bank, 1);
+        let canceled = message(&first, "canceled", "{}");
+        assert_eq!(signed(&gateway, &canceled), 200);
+        // The second attempt charges, and its gateway dies before it hears of it.
+        bank.hold_the_next_answer();
+        killed_while_the_bank_answers(gateway, &bank, 2);
+        assert_eq!(bank.charges(), [KEY]);
+        let gateway = home.gateway(&bank, WEBHOOK);
+        eventually("an unknown outcome", || {
+            let answer = post(gateway.address, KEY, "{}", &[]);
+            (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
+        });
+        // The old message comes again.
+        assert_eq!(signed(&gateway, &canceled), 200);
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
+        assert_eq!(bank.charges(), [KEY], "nothing ran twice");
+        // Nor does a success of the first complete the second; both are to be looked at.
+        assert_eq!(signed(&gateway, &message(&first, "succeeded", CHARGED)), 200);
+        assert!(events(&gateway).contains("\"incident\""), "{}", events(&gateway));
+        let answer = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
+        assert_eq!(signed(&gateway, &message(&named(&bank, 2), "succeeded", CHARGED)), 200);
+        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 201);
+        bank.gate.open();
+    }
+}
+
+#[test]
+fn what_is_said_to_have_executed_after_a_release_is_not_run_again() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::AfterTheCharge);
+        let gateway = unknown(&home, &bank, WEBHOOK);
+        let names = named(&bank, 1);
+        assert_eq!(signed(&gateway, &message(&names, "canceled", "{}")), 200);
+        assert_eq!(signed(&gateway, &message(&names, "succeeded", CHARGED)), 200);
+        let reply = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((reply.status, reply.is_replay()), (201, true));
+        assert_eq!(bank.charges(), [KEY], "nothing ran twice");
+        assert!(events(&gateway).contains("\"incident\""), "{}", events(&gateway));
+        let metrics = admin(&gateway, "GET", "/metrics", None).text().to_owned();
+        assert!(metrics.contains("onceward_incident_total{route=\"default\"} 1"), "{metrics}");
+        bank.gate.open();
+    }
+}
+
+#[test]
+fn a_webhook_tells_about_its_own_routes_only() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    let other = WEBHOOK.replace("routes = [\"default\"]", "routes = [\"POST /other\"]");
+    let toml = format!("[[route]]\nmatch = \"POST /other\"\n{other}");
+    let gateway = unknown(&home, &bank, &toml);
+    assert_eq!(signed(&gateway, &message(&named(&bank, 1), "succeeded", CHARGED)), 404);
+    let still = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!(still.summary(), "409 idempotency_outcome_unknown");
+    bank.gate.open();
+}
+
+#[test]
+fn messages_that_are_refused_early_are_drained_and_too_large_ones_refused() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    bank.gate.open();
+    let gateway = home.gateway(&bank, WEBHOOK);
+    let large = "x".repeat((1 << 20) + 1);
+    for (name, status) in [("bank", 413), ("other", 404)] {
+        let answer = tell(&gateway, name, &large, "t=1,v1=00");
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.header("connection"), None, "the body was drained");
+    }
+}
+
+#[test]
+fn messages_take_room_like_all_bodies() {
+    let home = Home::file();
+    let bank = Bank::that_holds(Held::AfterTheCharge);
+    bank.gate.open();
+    let gateway = home.gateway(&bank, &format!("{WEBHOOK}[limits]\nbuffered_bytes = 65536\n"));
+    // One that takes all the room, and does not come.
+    let mut slow = std::net::TcpStream::connect(gateway.address).expect("a connection");
+    let head = "POST /.onceward/webhooks/bank HTTP/1.1\r\nHost: x\r\nContent-Length: 65000\r\n\r\n";
+    std::io::Write::write_all(&mut slow, head.as_bytes()).expect("sent");
+    let status = || tell(&gateway, "bank", "{}", "t=1,v1=00").status;
+    eventually("no room", || (status() == 503).then_some(()));
+    drop(slow);
+    eventually("room", || (status() == 401).then_some(()));
 }
 
 #[test]

@@ -128,7 +128,7 @@ CREATE TABLE onceward.audit_records (
 -- messages of one claim.
 CREATE UNIQUE INDEX audit_records_once ON onceward.audit_records (
     scope, key, generation, event, attempt, fence,
-    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at
+    (CASE WHEN event IN ('dead_lettered', 'redriven', 'incident') THEN at
           WHEN event IN ('message_redriven', 'message_discarded') THEN audit_id
           ELSE 0 END));
 

@@ -688,8 +688,9 @@ BEGIN
 END
 $$;
 
--- Unknown outcomes that are due to be asked about, the longest waiting first, by their index.
-CREATE FUNCTION onceward.due_unknown(t bigint, most bigint)
+-- Unknown outcomes that are due to be asked about, but for those of some routes, the longest waiting
+-- first, by their index.
+CREATE FUNCTION onceward.due_unknown(t bigint, most bigint, skip bigint, but text[])
 RETURNS TABLE (record_id bigint, "position" bigint)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -703,7 +704,8 @@ BEGIN
     SELECT d.record_id, row_number() OVER (ORDER BY d.reconcile_after)
     FROM (SELECT r.record_id, r.reconcile_after FROM onceward.records r
           WHERE r.reconcile_after IS NOT NULL AND r.reconcile_after <= due_unknown.t
-          ORDER BY r.reconcile_after LIMIT most) d;
+            AND r.route <> ALL (but)
+          ORDER BY r.reconcile_after LIMIT most OFFSET skip) d;
 END
 $$;
 

@@ -116,13 +116,6 @@ CREATE TABLE audit_records (
     reply_encoding TEXT,
     reply_length   INTEGER,
     reply_body     BLOB,
-    reply_digest   BLOB
+    reply_digest   BLOB,
+    UNIQUE (scope, key, generation, event, attempt, fence)
 ) STRICT;
-
--- The same thing told twice is one audit record, unless it can happen again to one attempt, or to many
--- messages of one claim.
-CREATE UNIQUE INDEX audit_records_once ON audit_records (
-    scope, key, generation, event, attempt, fence,
-    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at
-          WHEN event IN ('message_redriven', 'message_discarded') THEN audit_id
-          ELSE 0 END));

@@ -2,3 +2,38 @@
 ALTER TABLE records ADD COLUMN probes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN asked_at INTEGER;
 ALTER TABLE records ADD COLUMN absent_at INTEGER;
+
+-- Some things can happen again to one attempt, or to many messages of one claim: the constraint of before made one audit record of them.
+CREATE TABLE audit_records_anew (
+    audit_id       INTEGER PRIMARY KEY,
+    at             INTEGER NOT NULL,
+    scope          TEXT    NOT NULL,
+    key            TEXT    NOT NULL,
+    generation     INTEGER NOT NULL,
+    event          TEXT    NOT NULL,
+    attempt        BLOB    NOT NULL,
+    fence          INTEGER NOT NULL,
+    reason         TEXT    NOT NULL,
+    reply_status   INTEGER,
+    reply_headers  BLOB,
+    reply_schema   TEXT,
+    reply_encoding TEXT,
+    reply_length   INTEGER,
+    reply_body     BLOB,
+    reply_digest   BLOB
+) STRICT;
+INSERT INTO audit_records_anew (
+    audit_id, at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
+    reply_schema, reply_encoding, reply_length, reply_body, reply_digest)
+SELECT
+    audit_id, at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
+    reply_schema, reply_encoding, reply_length, reply_body, reply_digest
+FROM audit_records;
+DROP TABLE audit_records;
+ALTER TABLE audit_records_anew RENAME TO audit_records;
+CREATE INDEX audit_records_at ON audit_records (at);
+CREATE UNIQUE INDEX audit_records_once ON audit_records (
+    scope, key, generation, event, attempt, fence,
+    (CASE WHEN event IN ('dead_lettered', 'redriven', 'incident') THEN at
+          WHEN event IN ('message_redriven', 'message_discarded') THEN audit_id
+          ELSE 0 END));

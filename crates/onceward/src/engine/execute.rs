@@ -154,7 +154,9 @@ impl<R: Send + 'static> Call<'_, R> {
 
     async fn complete(&mut self, lease: &Lease, answer: Answer<R>, reply: Reply) {
         let write = Write::Complete(reply);
-        match self.engine.persist(lease, &write, self.admitted).await {
+        let written = self.engine.persist(lease, &write, self.admitted).await;
+        self.count_incident(lease, &write, written.as_ref());
+        match written {
             Some(Written::Superseded(record)) => self.superseded(lease, record).await,
             Some(Written::AlreadyMine(Some(stored))) if !write.is_completion_with(&stored) => {
                 // The handler completed it by itself: those bytes are the reply.
@@ -164,7 +166,8 @@ impl<R: Send + 'static> Call<'_, R> {
             Some(Written::Applied | Written::AlreadyMine(_)) => self.send_executed(lease, answer),
             None => {
                 self.reject_unknown(StatusCode::CONFLICT, "completion_not_acknowledged");
-                self.engine.persist_until_drain(lease, &write, self.admitted).await;
+                let written = self.engine.persist_until_drain(lease, &write, self.admitted).await;
+                self.count_incident(lease, &write, written.as_ref());
             }
         }
     }
@@ -273,7 +276,8 @@ impl<R: Send + 'static> Call<'_, R> {
     async fn finish_late(&self, lease: &Lease, outcome: Outcome<R>) {
         if let Outcome::Completed { reply, .. } = outcome {
             let write = Write::Complete(reply);
-            self.engine.persist_until_drain(lease, &write, self.admitted).await;
+            let written = self.engine.persist_until_drain(lease, &write, self.admitted).await;
+            self.count_incident(lease, &write, written.as_ref());
         }
     }
 

@@ -1,12 +1,13 @@
 //! Telling the client of an attempt that lost its record what became of it.
 
-use tracing::warn;
+use tracing::{error, warn};
 
 use super::Call;
 use crate::{
-    machine::{Decision, Refusal},
+    machine::{self, Decision, Refusal},
     observe,
     record::{Lease, Record},
+    store::{Write, Written},
 };
 
 impl<R: Send + 'static> Call<'_, R> {
@@ -23,6 +24,18 @@ impl<R: Send + 'static> Call<'_, R> {
             }
             Some(Decision::Refuse(refusal)) => self.refuse(&refusal),
             _ => self.refuse(&Refusal::OutcomeUnknown),
+        }
+    }
+
+    /// What is audited as an incident is counted.
+    pub(super) fn count_incident(&self, lease: &Lease, write: &Write, written: Option<&Written>) {
+        let (Write::Complete(reply), Some(Written::Superseded(Some(record)))) = (write, written)
+        else {
+            return;
+        };
+        if machine::is_incident(record, lease.generation, lease.attempt, reply) {
+            observe::incident(&self.admitted.policy.name);
+            error!("two results for one operation; both are kept");
         }
     }
 

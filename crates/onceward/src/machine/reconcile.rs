@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use super::SETTLE;
+use super::{
+    SETTLE,
+    told::{is_success, must_act_once},
+};
 use crate::{
     clock::Timestamp,
-    record::{AttemptId, Effects, Inquiry, Record, State},
+    record::{AttemptId, Inquiry, Record, State},
     reply::Reply,
 };
 
@@ -48,10 +51,10 @@ pub(super) enum Heard {
 
 /// Proof that a thing did not happen counts only once it cannot happen any more, and needs two probes
 /// that came late enough and apart enough.
-pub(super) fn absent(record: &Record, probe: u32) -> Heard {
-    let Some(asked_at) = record.inquiry.asked_at.filter(|_| record.inquiry.probes == probe) else {
+pub(super) fn absent(record: &Record, asked_at: Timestamp) -> Heard {
+    if record.inquiry.asked_at != Some(asked_at) {
         return Heard::NotThis;
-    };
+    }
     let quiet_since = record.lease_until.plus(record.max_execution).plus(SETTLE);
     let mut noted = record.clone();
     let not_before = match record.inquiry.absent_at {
@@ -79,13 +82,13 @@ pub(super) fn redrive(record: &mut Record, now: Timestamp) {
 }
 
 /// Whether a result does not go together with the one that is stored. Of one attempt, which acted once,
-/// two sources may tell in different words: then the status decides, as it does for work that may run
-/// again. Of anything else two attempts must not both have come to a result, whatever it is. Bytes are
-/// not compared: a store may hold them sealed.
+/// two sources may tell in different words, and of work that may run again two attempts: then it has to
+/// be a success for both, or for neither. Of anything else two attempts must not both have come to a
+/// result, whatever it is. Bytes are not compared: a store may hold them sealed.
 pub(super) fn disagrees(stored: &Record, attempt: AttemptId, reply: &Reply) -> bool {
     let Some(known) = stored.reply.as_ref().filter(|_| stored.state == State::Completed) else {
         return false;
     };
-    let must_act_once = matches!(stored.effects, Effects::External | Effects::Undeclared);
-    known.status != reply.status || (must_act_once && stored.attempt != attempt)
+    is_success(known.status) != is_success(reply.status)
+        || (must_act_once(stored) && stored.attempt != attempt)
 }

@@ -4,6 +4,7 @@ use super::{
     Change, GIVEN_UP, MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit,
     complete, known, not_acted,
     reconcile::{Heard, absent, ask, dead_letter, disagrees, redrive},
+    told::{RESOLVED_NOT_EXECUTED, Told, executed, has_succeeded},
     tombstone,
 };
 use crate::{
@@ -20,10 +21,19 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
     };
     let ran_out = stored.state == State::InProgress && !stored.lease_is_live(now);
     let record = if ran_out { after_lease(&stored, now).0 } else { stored.clone() };
+    let reason = resolve.reason;
+    let told = |attempt| Told {
+        generation: resolve.generation,
+        fence: resolve.fence,
+        attempt,
+        reason: &reason,
+    };
+    if let Resolution::Executed { attempt, reply } = resolve.resolution {
+        return executed(&stored, &record, &told(attempt), reply, now);
+    }
     if record.generation != resolve.generation || record.fence != resolve.fence {
         return Step::keep(Resolved::Refused(Box::new(stored)));
     }
-    let reason = resolve.reason;
     let mut resolved = record.clone();
     let mut decided_reply = None;
     let event = match (record.state, resolve.resolution) {
@@ -40,6 +50,12 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             complete(&mut resolved, reply, now);
             resolved.fence = Fence::next(Some(record.fence), now);
             AuditEvent::ResolvedCompleted
+        }
+        // Somebody said that it had not acted, and now somebody says that it has.
+        (State::FailedRetryable | State::Pending, Resolution::Complete(reply))
+            if record.last_error.as_deref() == Some(RESOLVED_NOT_EXECUTED) =>
+        {
+            return executed(&stored, &record, &told(record.attempt), reply, now);
         }
         // Nobody has begun, or whoever did has not acted: this is what its client is told instead.
         (State::Pending, Resolution::Complete(reply)) => {
@@ -67,7 +83,7 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             let answer = Resolved::Applied(Box::new(asked.clone()));
             return Step::put(asked, None, answer);
         }
-        (State::Unknown, Resolution::Absent { probe }) => match absent(&record, probe) {
+        (State::Unknown, Resolution::Absent { asked_at }) => match absent(&record, asked_at) {
             Heard::NotThis => return Step::keep(Resolved::Refused(Box::new(stored))),
             Heard::TooEarly(noted, not_before) => {
                 return Step::put(*noted, None, Resolved::TooEarly { not_before });
@@ -77,7 +93,9 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
                 AuditEvent::Released
             }
         },
-        (State::Unknown, Resolution::DeadLetter) if !record.is_dead_letter() => {
+        (State::Unknown, Resolution::DeadLetter { asked_at })
+            if !record.is_dead_letter() && record.inquiry.asked_at == asked_at =>
+        {
             dead_letter(&mut resolved);
             AuditEvent::DeadLettered
         }
@@ -90,6 +108,11 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             if disagrees(&record, record.attempt, &reply) =>
         {
             let remembered = audit(&record, AuditEvent::Incident, &reason, Some(reply), now);
+            let answer = Resolved::Refused(Box::new(stored));
+            return Step { change: Change::Keep, audit: Some(remembered), answer };
+        }
+        (State::Completed, Resolution::Release(Proof::Authoritative)) if has_succeeded(&record) => {
+            let remembered = audit(&record, AuditEvent::Incident, &reason, None, now);
             let answer = Resolved::Refused(Box::new(stored));
             return Step { change: Change::Keep, audit: Some(remembered), answer };
         }
@@ -115,7 +138,7 @@ fn given_up(record: &mut Record, reply: Reply, now: Timestamp) -> AuditEvent {
 
 /// The last attempt did not act. If steps were made before, they stand.
 fn not_executed(record: &mut Record, now: Timestamp) {
-    let why = "resolved_not_executed".into();
+    let why = RESOLVED_NOT_EXECUTED.into();
     if record.progress.is_none() {
         return not_acted(record, why, now);
     }

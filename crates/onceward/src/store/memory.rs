@@ -259,13 +259,15 @@ impl Store for MemoryStore {
         })
     }
 
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         ready(move || {
             let now = self.clock.now();
+            let is_due = |record: &&Record| {
+                machine::is_due_for_probe(record, now) && !except.contains(&record.route)
+            };
             let mut due = Vec::new();
             for shard in &self.shards {
-                let shard = lock(shard);
-                due.extend(shard.all().filter(|it| machine::is_due_for_probe(it, now)).cloned());
+                due.extend(lock(shard).all().filter(is_due).cloned());
             }
             due.sort_by_key(|record| record.reconcile_after);
             due.truncate(limit as usize);

@@ -226,8 +226,8 @@ impl Store for PgStore {
         Box::pin(self.batches.ask(move |sender| Work::Write(GuardedWrite { lease, write, sender })))
     }
 
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
-        self.single(move |link| Box::pin(workers::due_unknown(link, limit)))
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
+        self.single(move |link| Box::pin(workers::due_unknown(link, limit, except)))
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

@@ -80,6 +80,15 @@ impl SealedStore {
             };
             *reply = self.seals.seal_resolved(of, reply).await?;
         }
+        if let Resolution::Executed { attempt, reply } = &mut resolve.resolution {
+            let of = Of {
+                id: &resolve.id,
+                generation: resolve.generation,
+                attempt: *attempt,
+                fence: resolve.fence,
+            };
+            *reply = self.seals.seal_resolved(of, reply).await?;
+        }
         let mut resolved = self.inner.resolve(resolve).await?;
         if let Resolved::Applied(record) | Resolved::Refused(record) = &mut resolved {
             self.seals.open_record(record).await?;
@@ -176,8 +185,8 @@ impl Store for SealedStore {
     }
 
     /// What is unknown has no reply.
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
-        self.inner.due_unknown(limit)
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
+        self.inner.due_unknown(limit, except)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

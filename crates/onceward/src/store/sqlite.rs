@@ -330,8 +330,8 @@ impl Store for SqliteStore {
         self.ask(move |sender| Work::Resumable(which, limit, sender))
     }
 
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
-        self.ask(move |sender| Work::DueUnknown(limit, sender))
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
+        self.ask(move |sender| Work::DueUnknown(limit, except, sender))
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

@@ -227,8 +227,13 @@ macro_rules! wrapped_store {
                 self.call(StoreCall::Resumable, move || self.inner.resumable(which, limit))
             }
 
-            fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
-                self.call(StoreCall::DueUnknown, move || self.inner.due_unknown(limit))
+            fn due_unknown(
+                &self,
+                limit: u32,
+                except: Vec<Arc<str>>,
+            ) -> StoreFuture<'_, Vec<Record>> {
+                let call = move || self.inner.due_unknown(limit, except);
+                self.call(StoreCall::DueUnknown, call)
             }
 
             fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

@@ -216,7 +216,7 @@ impl Harness {
 
     /// What is due to be asked about.
     pub async fn due_unknown(&self, limit: u32) -> Vec<Record> {
-        let held = self.store.due_unknown(limit).await.expect("due_unknown answers");
+        let held = self.store.due_unknown(limit, Vec::new()).await.expect("due_unknown answers");
         if let Err(expected) = self.model().agrees_on_due_unknown(&held, limit, self.now()) {
             panic!("store and model differ on what is due: {held:?}, expected {expected}");
         }

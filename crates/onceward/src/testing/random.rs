@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 use super::{Harness, samples};
 use crate::{
     clock::Timestamp,
-    record::{AttemptId, Effects, Fence, Lease, RecordId},
+    record::{AttemptId, Effects, Fence, Inquiry, Lease, RecordId},
     store::{Advance, Ask, Claim, Mode, Proof, Resolution, Resolve, Which, Write},
 };
 
@@ -67,6 +67,7 @@ enum Operation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Decided {
     Complete(&'static str),
+    Executed { attempt: u8, body: &'static str },
     Release,
     ReleaseAfterProbes { first_ago: Duration, second_ago: Duration },
     Void,
@@ -219,7 +220,7 @@ async fn agree(on: &Harness) -> Result<(), String> {
             same(&format!("the steps at {} differ", at(place)), &held, &expected)?;
         }
     }
-    let held = on.store.due_unknown(RESUMABLE_MAX).await.map_err(failed)?;
+    let held = on.store.due_unknown(RESUMABLE_MAX, Vec::new()).await.map_err(failed)?;
     let agreed = on.model().agrees_on_due_unknown(&held, RESUMABLE_MAX, on.now());
     agreed.map_err(|expected| {
         format!("what is to be asked about differs\n      store: {held:?}\n      model: {expected}")
@@ -349,9 +350,14 @@ fn decided(on: &Harness, place: usize, stale: bool, resolution: &Decided) -> Res
     };
     let id = place_id(place);
     let seen = on.model().load(&id, now).map_or((1, 7), |it| (it.generation, it.fence.number()));
-    let probes = on.model().load(&id, now).map_or(0, |it| it.inquiry.probes);
+    let inquiry = on.model().load(&id, now).map_or(Inquiry::default(), |it| it.inquiry);
+    let Inquiry { probes, asked_at, .. } = inquiry;
+    let asked = asked_at.unwrap_or(now);
     let resolution = match resolution {
         Decided::Complete(body) => Resolution::Complete(samples::reply(*body)),
+        Decided::Executed { attempt, body } => {
+            Resolution::Executed { attempt: attempt_id(*attempt), reply: samples::reply(*body) }
+        }
         Decided::Release => Resolution::Release(Proof::Authoritative),
         Decided::ReleaseAfterProbes { first_ago, second_ago } => {
             Resolution::Release(Proof::TwoProbes { first: ago(first_ago), second: ago(second_ago) })
@@ -359,9 +365,11 @@ fn decided(on: &Harness, place: usize, stale: bool, resolution: &Decided) -> Res
         Decided::Void => Resolution::Void,
         Decided::Ask => Resolution::Ask { probes },
         Decided::AskStale => Resolution::Ask { probes: probes + 1 },
-        Decided::Absent => Resolution::Absent { probe: probes },
-        Decided::AbsentStale => Resolution::Absent { probe: probes + 1 },
-        Decided::DeadLetter => Resolution::DeadLetter,
+        Decided::Absent => Resolution::Absent { asked_at: asked },
+        Decided::AbsentStale => {
+            Resolution::Absent { asked_at: Timestamp::from_micros(asked.as_micros() - 1) }
+        }
+        Decided::DeadLetter => Resolution::DeadLetter { asked_at },
         Decided::Redrive => Resolution::Redrive,
     };
     Resolve {

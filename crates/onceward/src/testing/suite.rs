@@ -154,6 +154,11 @@ macro_rules! __store_suite_cases {
                 what_was_asked_is_forgotten_when_the_outcome_is_known
                 a_late_owner_completes_what_is_being_asked_about
                 two_different_results_are_an_incident_and_both_are_kept
+                what_was_asked_before_a_redrive_counts_for_nothing_after_it
+                what_is_due_can_be_listed_without_some_routes
+                what_executed_after_it_was_released_is_completed_and_an_incident
+                what_one_attempt_did_does_not_complete_another
+                what_is_said_not_to_have_executed_is_an_incident_if_a_success_is_stored
                 only_unknown_records_are_asked_about_given_up_or_redriven
             }
             resolving {

@@ -121,8 +121,8 @@ impl Store for Broken {
         self.inner.resumable(which, limit)
     }
 
-    fn due_unknown(&self, limit: u32) -> StoreFuture<'_, Vec<Record>> {
-        self.inner.due_unknown(limit)
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
+        self.inner.due_unknown(limit, except)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

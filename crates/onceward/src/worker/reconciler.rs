@@ -10,22 +10,22 @@
 use std::{fmt, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, error, info, warn};
 
 use crate::{
     clock::Timestamp,
-    observe,
-    record::{AttemptId, Fence, Record, RecordId, State},
+    machine, observe,
+    record::{AttemptId, Fence, Record, RecordId},
     reply::Reply,
     store::{Proof, Resolution, Resolve, Resolved, Store, StoreError},
 };
 
+mod places;
 #[cfg(test)]
 mod tests;
+
+use places::Places;
 
 /// What [`Probe::ask`] returns.
 pub type ProbeFuture<'a> = Pin<Box<dyn Future<Output = Finding> + Send + 'a>>;
@@ -39,6 +39,13 @@ pub type ProbeFuture<'a> = Pin<Box<dyn Future<Output = Finding> + Send + 'a>>;
 pub trait Probe: fmt::Debug + Send + Sync + 'static {
     /// Asks once. What cannot be had is [`Finding::StillUnknown`], never [`Finding::NotExecuted`].
     fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a>;
+
+    /// Whether it can ask about operations of this route at all. Those of others are left alone: they
+    /// stay unknown and due, for another process or for a person.
+    fn knows(&self, route: &str) -> bool {
+        let _ = route;
+        true
+    }
 }
 
 /// An operation that may have acted, for a [`Probe`].
@@ -112,7 +119,8 @@ pub enum Finding {
 
 /// Resolves unknown outcomes by asking a [`Probe`]. Any number of reconcilers may work on one store.
 ///
-/// Each question has its own place, so that one that hangs does not keep the others waiting.
+/// Each question has its own place, so that one that hangs does not keep the others waiting. No route
+/// has more than a quarter of the places, so that a source that is down does not delay the others.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -203,28 +211,28 @@ impl Reconciler {
         self
     }
 
+    fn at_once_per_route(&self) -> usize {
+        (self.at_once / 4).max(2) as usize
+    }
+
     /// Asks about at most `limit` outcomes that are due, and waits for the answers.
     ///
     /// # Cancel safety
     /// May be dropped: what was being asked about is due again after its pause.
     pub async fn run_once(&self, limit: u32) -> Reconciled {
         let mut done = Reconciled::default();
-        let mut due = match self.store.due_unknown(limit).await {
-            Ok(due) => due.into_iter(),
+        let mut places = Places::default();
+        let mut due = match places.list(self, limit).await {
+            Ok(due) => due,
             Err(error) => {
                 warn!(%error, "unknown outcomes could not be looked for");
                 return Reconciled { failed: 1, ..done };
             }
         };
-        let mut asking = JoinSet::new();
         loop {
-            while asking.len() < self.at_once as usize
-                && let Some(record) = due.next()
-            {
-                self.begin(&mut asking, record);
-            }
-            let Some(ended) = asking.join_next().await else { break };
-            done.add(ended.ok());
+            due = due.into_iter().filter_map(|record| places.begin(self, record)).collect();
+            let Some(ended) = places.next().await else { break };
+            done.add(ended);
         }
         done.tell();
         done
@@ -235,40 +243,30 @@ impl Reconciler {
     /// # Cancel safety
     /// May be dropped: what was being asked about is due again after its pause.
     pub async fn run(self) {
-        let mut asking = JoinSet::new();
+        let mut places = Places::default();
         loop {
             let next_look = Instant::now() + self.every;
             let not_before = Instant::now() + PAUSE_LEAST;
-            let places = self.at_once - u32::try_from(asking.len()).unwrap_or(self.at_once);
-            let mut full = false;
-            match self.store.due_unknown(places).await {
-                Ok(due) => {
-                    full = due.len() >= places as usize;
-                    due.into_iter().for_each(|record| self.begin(&mut asking, record));
-                }
-                Err(error) => warn!(%error, "unknown outcomes could not be looked for"),
+            if let Err(error) = places.fill(&self).await {
+                warn!(%error, "unknown outcomes could not be looked for");
             }
             let mut done = Reconciled::default();
             loop {
+                // There may be more than there were places.
+                let look_again = places.may_leave_some(&self);
                 tokio::select! {
-                    Some(ended) = asking.join_next() => {
-                        done.add(ended.ok());
-                        // There may be more than there were places.
-                        if full {
+                    Some(ended) = places.next() => {
+                        done.add(ended);
+                        if look_again {
                             break;
                         }
                     }
-                    () = sleep_until(next_look), if asking.len() < self.at_once as usize => break,
+                    () = sleep_until(next_look), if !places.is_full(&self) => break,
                 }
             }
             done.tell();
             sleep_until(not_before).await;
         }
-    }
-
-    fn begin(&self, asking: &mut JoinSet<Result<End, StoreError>>, record: Record) {
-        let this = self.clone();
-        asking.spawn(async move { this.reconcile(record).await });
     }
 
     async fn reconcile(&self, record: Record) -> Result<End, StoreError> {
@@ -281,24 +279,25 @@ impl Reconciler {
         else {
             return Ok(End::Left);
         };
+        let Some(asked_at) = asked.inquiry.asked_at else { return Ok(End::Left) };
         let (resolution, reason) = match self.ask(&asked).await {
-            Finding::Completed(reply) => {
-                (Resolution::Complete(reply), "reconciler: the probe found it completed")
-            }
+            Finding::Completed(reply) => (
+                Resolution::Executed { attempt: asked.attempt, reply },
+                "reconciler: the probe found it completed",
+            ),
             Finding::NotExecuted { authoritative: true } => (
                 Resolution::Release(Proof::Authoritative),
                 "reconciler: an authoritative probe found nothing executed",
             ),
-            Finding::NotExecuted { authoritative: false } => (
-                Resolution::Absent { probe: asked.inquiry.probes },
-                "reconciler: two probes found nothing executed",
-            ),
+            Finding::NotExecuted { authoritative: false } => {
+                (Resolution::Absent { asked_at }, "reconciler: two probes found nothing executed")
+            }
             Finding::StillUnknown if asked.inquiry.probes >= self.probes_max => {
                 return self.give_up(&asked).await;
             }
             Finding::StillUnknown => return Ok(End::StillUnknown),
         };
-        let completes = matches!(resolution, Resolution::Complete(_));
+        let completes = matches!(resolution, Resolution::Executed { .. });
         match self.resolve(&asked, resolution, reason).await? {
             Resolved::Applied(_) => {
                 observe::count(observe::RECONCILE_RESOLVED, &asked.route);
@@ -332,7 +331,8 @@ impl Reconciler {
 
     async fn give_up(&self, record: &Record) -> Result<End, StoreError> {
         let reason = format!("reconciler: nothing was learned from {} probes", self.probes_max);
-        match self.resolve(record, Resolution::DeadLetter, &reason).await? {
+        let dead_letter = Resolution::DeadLetter { asked_at: record.inquiry.asked_at };
+        match self.resolve(record, dead_letter, &reason).await? {
             Resolved::Applied(_) => {
                 observe::count(observe::RECONCILE_FAILED, &record.route);
                 warn!(route = &*record.route, "an unknown outcome became a dead letter");
@@ -348,10 +348,6 @@ impl Reconciler {
         resolution: Resolution,
         reason: &str,
     ) -> Result<Resolved, StoreError> {
-        let told = match &resolution {
-            Resolution::Complete(reply) => Some(reply.status),
-            _ => None,
-        };
         let resolve = Resolve {
             id: record.id.clone(),
             generation: record.generation,
@@ -359,16 +355,10 @@ impl Reconciler {
             resolution,
             reason: reason.into(),
         };
-        let resolved = self.store.resolve(resolve).await?;
-        if let (Some(told), Resolved::Refused(now)) = (told, &resolved) {
-            let stands = now.reply.as_ref().map(|reply| reply.status);
-            if now.state == State::Completed
-                && now.fence == record.fence
-                && stands.is_some_and(|stands| stands != told)
-            {
-                observe::incident(&record.route);
-                error!(route = &*record.route, "two results for one operation; both are kept");
-            }
+        let resolved = self.store.resolve(resolve.clone()).await?;
+        if machine::is_contradiction(&resolve, &resolved) {
+            observe::incident(&record.route);
+            error!(route = &*record.route, "two words about one operation; both are kept");
         }
         Ok(resolved)
     }

@@ -6,9 +6,10 @@ use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use onceward::{
-    Effects, InFlight, KeyRules, Limits, Policy, Rate, Routes, Settings,
+    Effects, InFlight, KeyRules, Limits, Policy, Rate, Reply, Routes, Settings, Store as _,
     key::Emails,
     observe::{COUNTERS, OPERATION_DURATION},
+    store::{Resolution, Resolve, Resolved},
     testing::{Fault, StoreCall},
 };
 
@@ -192,6 +193,40 @@ fn the_other_counters_count_emails_fenced_writes_and_reused_keys() {
     assert_eq!(count(&handle, "onceward_key_email_total"), 3);
     assert_eq!(count(&handle, "onceward_fenced_write_total"), 1);
     assert_eq!(count(&handle, "onceward_expired_run_again_total"), 1);
+}
+
+#[test]
+fn a_late_owner_that_contradicts_what_was_resolved_is_counted_as_an_incident() {
+    for (status, incidents) in [(StatusCode::PAYMENT_REQUIRED, 1), (StatusCode::CREATED, 0)] {
+        let handle = observed(|_| async {
+            let faults = Faults::default();
+            faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
+            let service = Service::on(
+                |memory| faults.on(memory),
+                Policy::required(),
+                |_: Run| async move {
+                    pass(Duration::from_secs(90)).await;
+                    "charged"
+                },
+            );
+            let slow = service.spawn_charge(KEY);
+            pass(Duration::from_secs(61)).await;
+            service.charge(KEY).await;
+            let record = service.record(KEY).await.expect("a record");
+            let resolve = Resolve {
+                id: record.id,
+                generation: record.generation,
+                fence: record.fence,
+                resolution: Resolution::Complete(Reply::new(status, "found")),
+                reason: "the ledger".into(),
+            };
+            let resolved = service.memory.resolve(resolve).await.expect("memory answers");
+            assert!(matches!(resolved, Resolved::Applied(_)), "{resolved:?}");
+            slow.await.expect("answered");
+            pass(Duration::from_secs(60)).await;
+        });
+        assert_eq!(count(&handle, "onceward_incident_total"), incidents, "{status}");
+    }
 }
 
 #[test]

@@ -197,7 +197,7 @@ async fn each_worker_finds_what_is_due_by_an_index() {
     for (call, index) in [
         (format!("SELECT count(*) FROM {schema}.sweep(8, 10)"), "leases_pkey"),
         (format!("SELECT * FROM {schema}.reap(8, 10)"), "records_reap"),
-        (format!("SELECT * FROM {schema}.due_unknown(8, 10)"), "records_reconcile"),
+        (format!("SELECT * FROM {schema}.due_unknown(8, 10, 0, '{{}}')"), "records_reconcile"),
     ] {
         let plans = plans_inside(&home, &call).await;
         assert!(plans.contains(&format!("using {index} on")), "{call}:\n{plans}");

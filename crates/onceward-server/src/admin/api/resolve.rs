@@ -2,7 +2,7 @@
 
 use http::{HeaderValue, StatusCode, header};
 use onceward::{
-    Reply, Store,
+    Reply, Store, machine, observe,
     record::{Fence, Record},
     store::{Proof, Resolution, Resolve, Resolved},
 };
@@ -82,7 +82,13 @@ async fn decide(
 /// Makes the change, or says why not.
 pub(super) async fn apply(store: &dyn Store, resolve: Resolve) -> Result<Record, Problem> {
     let (generation, fence) = (resolve.generation, resolve.fence);
-    match store.resolve(resolve).await? {
+    let resolved = store.resolve(resolve.clone()).await?;
+    if let Resolved::Applied(record) | Resolved::Refused(record) = &resolved
+        && machine::is_contradiction(&resolve, &resolved)
+    {
+        observe::incident(&record.route);
+    }
+    match resolved {
         Resolved::Applied(record) => Ok(*record),
         Resolved::Absent => Err(keys::absent()),
         Resolved::Refused(record) if (record.generation, record.fence) != (generation, fence) => {
@@ -90,8 +96,9 @@ pub(super) async fn apply(store: &dyn Store, resolve: Resolve) -> Result<Record,
             Err(Problem::conflict("record_changed", detail).with_state(record.state.name()))
         }
         Resolved::Refused(record) => {
-            let detail = "Only an unknown record is resolved, released or redriven, and only a \
-                          completed one is void; neither while an attempt holds the lease.";
+            let detail = "Only an unknown record is resolved, released or redriven, or resolved as \
+                          completed after it was released; only a completed one is void; neither \
+                          while an attempt holds the lease.";
             Err(Problem::conflict("not_resolvable", detail).with_state(record.state.name()))
         }
         Resolved::TooEarly { not_before } => {

@@ -30,8 +30,8 @@ fn asked(record: &Record, now: u64) -> Record {
 }
 
 fn absent(record: &Record, now: u64) -> Step<Resolved> {
-    let probe = record.inquiry.probes;
-    resolve(Some(record), about(record, Resolution::Absent { probe }), at(now))
+    let asked_at = record.inquiry.asked_at.unwrap_or(at(now));
+    resolve(Some(record), about(record, Resolution::Absent { asked_at }), at(now))
 }
 
 #[test]
@@ -86,17 +86,22 @@ fn a_question_that_was_overtaken_or_never_asked_proves_nothing() {
     let never = unknown();
     assert!(matches!(absent(&never, QUIET * 9).answer, Resolved::Refused(_)));
     let twice = asked(&asked(&never, QUIET), QUIET + 100);
-    let late = about(&twice, Resolution::Absent { probe: 1 });
+    let late = about(&twice, Resolution::Absent { asked_at: at(QUIET) });
     assert!(matches!(resolve(Some(&twice), late, at(QUIET * 9)).answer, Resolved::Refused(_)));
-    let fenced =
-        Resolve { fence: Fence::from_stored(1), ..about(&twice, Resolution::Absent { probe: 2 }) };
+    let absent = Resolution::Absent { asked_at: at(QUIET + 100) };
+    let fenced = Resolve { fence: Fence::from_stored(1), ..about(&twice, absent) };
     assert!(matches!(resolve(Some(&twice), fenced, at(QUIET * 9)).answer, Resolved::Refused(_)));
 }
 
 #[test]
 fn a_dead_letter_is_never_due_until_it_is_redriven() {
     let record = asked(&unknown(), 100);
-    let step = resolve(Some(&record), about(&record, Resolution::DeadLetter), at(200));
+    let given_up = |asked_at| about(&record, Resolution::DeadLetter { asked_at });
+    for other in [None, Some(at(99))] {
+        let step = resolve(Some(&record), given_up(other), at(200));
+        assert_eq!(step, Step::keep(Resolved::Refused(Box::new(record.clone()))));
+    }
+    let step = resolve(Some(&record), given_up(Some(at(100))), at(200));
     assert_eq!(step.audit.as_ref().map(|audit| audit.event), Some(AuditEvent::DeadLettered));
     let dead = put(step);
     assert!(dead.is_dead_letter() && !is_due_for_probe(&dead, at(u64::from(u32::MAX))));
@@ -108,7 +113,7 @@ fn a_dead_letter_is_never_due_until_it_is_redriven() {
 }
 
 #[test]
-fn of_one_attempt_the_status_has_to_agree_and_two_attempts_must_not_both_have_a_result() {
+fn of_one_attempt_success_has_to_agree_and_two_attempts_must_not_both_have_a_result() {
     let completed = record_in(State::Completed);
     let stands = completed.reply.clone().expect("a reply");
     let declined = Reply { status: http::StatusCode::PAYMENT_REQUIRED, ..reply("no") };
@@ -120,6 +125,7 @@ fn of_one_attempt_the_status_has_to_agree_and_two_attempts_must_not_both_have_a_
     };
     assert_eq!(told(stands.clone()), None);
     assert_eq!(told(reply("in other words")), None);
+    assert_eq!(told(Reply { status: http::StatusCode::CREATED, ..reply("201") }), None);
     assert_eq!(told(declined.clone()), Some(AuditEvent::Incident));
     let said = |effects: Effects, reply: Reply| {
         let stored = Record { effects, ..completed.clone() };
@@ -135,4 +141,56 @@ fn of_one_attempt_the_status_has_to_agree_and_two_attempts_must_not_both_have_a_
         assert_eq!(said(effects, reply("other")), Some(AuditEvent::SupersededResult));
         assert_eq!(said(effects, declined.clone()), Some(AuditEvent::Incident));
     }
+}
+
+fn executed(record: &Record, attempt: AttemptId, now: u64) -> (Resolve, Step<Resolved>) {
+    let decided = about(record, Resolution::Executed { attempt, reply: reply("told") });
+    (decided.clone(), resolve(Some(record), decided, at(now)))
+}
+
+#[test]
+fn what_is_told_of_an_attempt_is_guarded_by_the_attempt_and_not_by_the_fence() {
+    let record = unknown();
+    let moved = Fence::from_stored(record.fence.number() - 1);
+    let (decided, _) = executed(&record, A, 20);
+    let step = resolve(Some(&record), Resolve { fence: moved, ..decided.clone() }, at(20));
+    assert!(!is_contradiction(&decided, &step.answer));
+    assert_eq!(put(step).reply, Some(reply("told")));
+    // Another attempt, or another use of the key: kept as evidence, nothing changes.
+    for (attempt, generation, event) in [
+        (B, record.generation, AuditEvent::Incident),
+        (B, record.generation + 1, AuditEvent::SupersededResult),
+        (A, record.generation + 1, AuditEvent::SupersededResult),
+    ] {
+        let decided = Resolve {
+            generation,
+            ..about(&record, Resolution::Executed { attempt, reply: reply("told") })
+        };
+        let step = resolve(Some(&record), decided.clone(), at(20));
+        assert_eq!(is_contradiction(&decided, &step.answer), event == AuditEvent::Incident);
+        assert_eq!(step.change, Change::Keep);
+        let kept = step.audit.expect("evidence");
+        assert_eq!((kept.event, kept.attempt, kept.generation), (event, attempt, generation));
+    }
+}
+
+#[test]
+fn what_executed_after_all_is_completed_and_counted_once_nobody_is_at_it() {
+    let released = Record {
+        last_error: Some("resolved_not_executed".into()),
+        ..record_in(State::FailedRetryable)
+    };
+    for attempt in [A, B] {
+        let (decided, step) = executed(&released, attempt, 20);
+        assert!(is_contradiction(&decided, &step.answer));
+        assert_eq!(step.audit.as_ref().map(|audit| audit.event), Some(AuditEvent::Incident));
+        let completed = put(step);
+        assert_eq!((completed.state, completed.attempt), (State::Completed, attempt));
+        assert!(completed.fence > released.fence, "the attempt itself comes too late");
+    }
+    // Whoever is at it is not disturbed, and its own word is still to come.
+    let at_work = record_in(State::InProgress);
+    let (decided, step) = executed(&at_work, A, 20);
+    assert!(!is_contradiction(&decided, &step.answer));
+    assert_eq!(step, Step::keep(Resolved::Refused(Box::new(at_work))));
 }

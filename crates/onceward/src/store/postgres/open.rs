@@ -186,7 +186,7 @@ impl Statements {
             due_unknown: named(
                 "SELECT r.*, \
                  NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
-                 FROM onceward.due_unknown(onceward.micros($1), $2) AS d (record_id, position) \
+                 FROM onceward.due_unknown(onceward.micros($1), $2, $3, $4) AS d (record_id, position) \
                  CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
                  WHERE r.record_id = d.record_id AND r.state = 'unknown' OFFSET 0) r \
                  ORDER BY d.position",

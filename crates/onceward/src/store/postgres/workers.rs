@@ -1,6 +1,6 @@
 //! What workers and operators ask for, one call at a time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{Row as _, postgres::PgRow, types::Uuid};
 use tracing::warn;
@@ -94,22 +94,43 @@ pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, Sto
 
 /// What is due to be asked about. One that cannot be read is left out: it must not stand in the way of
 /// the others.
-pub(super) async fn due_unknown(link: &mut Link, limit: u32) -> Result<Vec<Record>, StoreError> {
-    let bind =
-        |link: &Link| call(&link.statements().due_unknown).bind(link.now()).bind(i64::from(limit));
-    let read = |row: &PgRow| -> Option<Record> {
+pub(super) async fn due_unknown(
+    link: &mut Link,
+    limit: u32,
+    except: Vec<Arc<str>>,
+) -> Result<Vec<Record>, StoreError> {
+    let limit = limit as usize;
+    let mut due = Vec::new();
+    let mut seen: i64 = 0;
+    loop {
+        let page = limit - due.len();
+        let bind = |link: &Link| {
+            call(&link.statements().due_unknown)
+                .bind(link.now())
+                .bind(page as i64)
+                .bind(seen)
+                .bind(except.iter().map(|route| route.to_string()).collect::<Vec<_>>())
+        };
+        let rows = fetch(link, bind).await?;
+        due.extend(rows.iter().filter_map(read_due));
+        if rows.len() < page || due.len() >= limit {
+            return Ok(due);
+        }
+        seen += rows.len() as i64;
+    }
+}
+
+fn read_due(row: &PgRow) -> Option<Record> {
+    let read = || -> Option<Record> {
         let scope = Scope::new(row.try_get::<&str, _>("scope").ok()?).ok()?;
         let key = Key::new(row.try_get::<&str, _>("key").ok()?).ok()?;
         FoundRow(row).record(&RecordId { scope, key }).ok()
     };
-    let readable = |row: &PgRow| {
-        let read = read(row);
-        if read.is_none() {
-            warn!("an unknown outcome that is due cannot be read");
-        }
-        read
-    };
-    Ok(fetch(link, bind).await?.iter().filter_map(readable).collect())
+    let read = read();
+    if read.is_none() {
+        warn!("an unknown outcome that is due cannot be read");
+    }
+    read
 }
 
 fn read_swept(row: &PgRow) -> Option<Swept> {

@@ -1,7 +1,7 @@
 //! What workers ask for: leases that ran out, retention that is over. One page for each call, so that
 //! requests do not wait behind a worker.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{SqliteConnection, sqlite::SqliteRow};
@@ -92,14 +92,21 @@ impl Writer {
     }
 
     /// At most a page, and without what cannot be read: it must not stand in the way of the others.
-    pub(super) async fn due_unknown(&mut self, limit: u32) -> Outcome<Vec<Record>> {
+    pub(super) async fn due_unknown(
+        &mut self,
+        limit: u32,
+        except: &[Arc<str>],
+    ) -> Outcome<Vec<Record>> {
         let now = self.options.clock.now();
+        let except = serde_json::json!(except.iter().map(|it| &**it).collect::<Vec<_>>());
+        let except = except.to_string();
         let limit = limit.min(PAGE_MAX) as usize;
         let mut due = Vec::new();
         let mut seen: u32 = 0;
         loop {
             let page = (limit - due.len()) as u32;
-            let query = sqlx::query(DUE_UNKNOWN).bind(now.as_micros()).bind(page).bind(seen);
+            let query = sqlx::query(DUE_UNKNOWN).bind(now.as_micros()).bind(&except);
+            let query = query.bind(page).bind(seen);
             let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
             seen += rows.len() as u32;
             due.extend(rows.iter().filter_map(|row| read_record(row).ok()));

@@ -340,3 +340,49 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_from_before_keeps_its_audit_records_and_takes_what_can_happen_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("store.db");
+        let mut options = SqliteOptions::new(&path);
+        let mut old = connect(&options, &path, true).await.expect("a file");
+        let told = |at: u32, event: &str| {
+            let insert = format!(
+                "INSERT INTO audit_records (at, scope, key, generation, event, attempt, fence, reason) \
+                 VALUES ({at}, 'tenant', 'key', 1, '{event}', zeroblob(16), 7, '')"
+            );
+            sqlx::AssertSqlSafe(insert)
+        };
+        let version = format!(
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 5; \
+             INSERT INTO meta (name, value) VALUES ('opened', '1')"
+        );
+        for migration in &MIGRATIONS[..5] {
+            execute(&mut old, migration).await.expect("migrated");
+        }
+        sqlx::raw_sql(sqlx::AssertSqlSafe(version)).execute(&mut old).await.expect("set");
+        sqlx::raw_sql(told(1, "released")).execute(&mut old).await.expect("written");
+        old.close().await.expect("closed");
+
+        let mut now = open(&mut options).await.expect("migrated");
+        for (at, event, is_new) in [
+            (2, "released", false),
+            (2, "incident", true),
+            (2, "incident", false),
+            (3, "incident", true),
+        ] {
+            let written = sqlx::raw_sql(told(at, event)).execute(&mut now).await;
+            assert_eq!(written.is_ok(), is_new, "{event} at {at}");
+        }
+        let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM audit_records")
+            .fetch_one(&mut now)
+            .await
+            .expect("a count");
+        assert_eq!(kept, 3);
+    }
+}

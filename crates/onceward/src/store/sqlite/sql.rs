@@ -20,12 +20,12 @@ pub(super) const DUE_LEASES: &str = concat!(
      ORDER BY lease_until LIMIT ? OFFSET ?"
 );
 
-/// Unknown outcomes that are due to be asked about.
+/// Unknown outcomes that are due to be asked about, but for those of the routes in a JSON array.
 pub(super) const DUE_UNKNOWN: &str = concat!(
     "SELECT ",
     record_columns!(),
     " FROM records WHERE state = 'unknown' AND reconcile_after <= ? \
-     ORDER BY reconcile_after LIMIT ? OFFSET ?"
+     AND route NOT IN (SELECT value FROM json_each(?)) ORDER BY reconcile_after LIMIT ? OFFSET ?"
 );
 
 /// Retention that is over, and tombstones whose time is over: one index each. Nobody needs the replies,

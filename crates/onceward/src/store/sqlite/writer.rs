@@ -34,7 +34,7 @@ pub(super) enum Work {
     Audit(RecordId, Sender<Vec<AuditRecord>>),
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(Which, u32, Sender<Vec<Resumable>>),
-    DueUnknown(u32, Sender<Vec<Record>>),
+    DueUnknown(u32, Vec<Arc<str>>, Sender<Vec<Record>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
     Ping(Sender<()>),
@@ -334,8 +334,8 @@ impl Writer {
             Work::Resumable(which, limit, sender) => {
                 let _ = sender.send(self.resumable(which, limit).await.map_err(single));
             }
-            Work::DueUnknown(limit, sender) => {
-                let _ = sender.send(self.due_unknown(limit).await.map_err(single));
+            Work::DueUnknown(limit, except, sender) => {
+                let _ = sender.send(self.due_unknown(limit, &except).await.map_err(single));
             }
             Work::Sweep(limit, sender) => {
                 let _ = sender.send(self.sweep(limit).await.map_err(single));

@@ -140,8 +140,12 @@ fn advance(numbers: &mut Numbers) -> Advance {
 
 fn decision(numbers: &mut Numbers) -> Decided {
     let minutes = |number: usize| Duration::from_secs(60) * u32::try_from(number).unwrap_or(0);
-    match numbers.below(14) {
+    match numbers.below(16) {
         0 => Decided::Complete("found"),
+        14 | 15 => {
+            let attempt = u8::try_from(numbers.below(4)).unwrap_or(0);
+            Decided::Executed { attempt, body: numbers.one_of(&["found", "told"]) }
+        }
         1 => Decided::Release,
         2 | 3 => {
             let second_ago = minutes(numbers.below(3));

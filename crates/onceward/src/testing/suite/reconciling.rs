@@ -6,6 +6,7 @@ use crate::{
     clock::Timestamp,
     machine::{SETTLE, probe_pause},
     record::{AuditEvent, Effects, Inquiry, Lease, RecordId, State},
+    reply::Reply,
     store::{Ask, Proof, Resolution, Resolved, Write, Written, list::Query},
     testing::{
         Harness,
@@ -25,6 +26,21 @@ async fn begin(on: &Harness, id: &RecordId) -> Inquiry {
     let probes = on.record(id).await.inquiry.probes;
     on.resolved(id, Resolution::Ask { probes }).await;
     on.record(id).await.inquiry
+}
+
+/// What the probe that was begun last says that found nothing.
+async fn absent(on: &Harness, id: &RecordId) -> Resolution {
+    let asked_at = on.record(id).await.inquiry.asked_at.expect("it was asked about");
+    Resolution::Absent { asked_at }
+}
+
+/// Nobody has asked since the probe that was begun last.
+async fn dead_letter(on: &Harness, id: &RecordId) -> Resolution {
+    Resolution::DeadLetter { asked_at: on.record(id).await.inquiry.asked_at }
+}
+
+fn declined() -> Reply {
+    Reply { status: http::StatusCode::PAYMENT_REQUIRED, ..reply("no") }
 }
 
 async fn events(on: &Harness, id: &RecordId) -> Vec<AuditEvent> {
@@ -98,7 +114,7 @@ pub async fn one_probe_that_finds_nothing_never_releases(on: Harness) {
     let (ask, _) = unknown(&on, "key").await;
     let quiet = quiet_since(&on, &ask.id).await;
     begin(&on, &ask.id).await;
-    let early = on.resolve(&ask.id, Resolution::Absent { probe: 1 }).await;
+    let early = on.resolve(&ask.id, absent(&on, &ask.id).await).await;
     assert_eq!(early, Resolved::TooEarly { not_before: quiet });
     assert_eq!(on.record(&ask.id).await.reconcile_after, Some(quiet), "it comes again then");
     assert_eq!(on.record(&ask.id).await.inquiry.absent_at, None, "it does not count");
@@ -107,7 +123,7 @@ pub async fn one_probe_that_finds_nothing_never_releases(on: Harness) {
     begin(&on, &ask.id).await;
     for _ in 0..3 {
         // The same answer told again is still one probe.
-        let first = on.resolve(&ask.id, Resolution::Absent { probe: 2 }).await;
+        let first = on.resolve(&ask.id, absent(&on, &ask.id).await).await;
         assert_eq!(first, Resolved::TooEarly { not_before: on.now().plus(SETTLE) });
     }
     assert_eq!(on.record(&ask.id).await.state, State::Unknown);
@@ -119,14 +135,14 @@ pub async fn two_probes_that_find_nothing_release_when_late_and_apart_enough(on:
     let (ask, _) = unknown(&on, "key").await;
     on.clock.set(quiet_since(&on, &ask.id).await);
     begin(&on, &ask.id).await;
-    let first = on.resolve(&ask.id, Resolution::Absent { probe: 1 }).await;
+    let first = on.resolve(&ask.id, absent(&on, &ask.id).await).await;
     let not_before = on.now().plus(SETTLE);
     assert_eq!(first, Resolved::TooEarly { not_before });
     on.clock.set(not_before);
     begin(&on, &ask.id).await;
     // It takes long to be answered: when it was asked counts.
     on.clock.advance(Duration::from_secs(9));
-    on.resolved(&ask.id, Resolution::Absent { probe: 2 }).await;
+    on.resolved(&ask.id, absent(&on, &ask.id).await).await;
     let record = on.record(&ask.id).await;
     assert_eq!((record.state, record.inquiry), (State::FailedRetryable, Inquiry::default()));
     assert_eq!(events(&on, &ask.id).await, [AuditEvent::Released]);
@@ -137,13 +153,14 @@ pub async fn two_probes_that_find_nothing_release_when_late_and_apart_enough(on:
 pub async fn a_probe_that_was_overtaken_decides_nothing(on: Harness) {
     let (ask, _) = unknown(&on, "key").await;
     on.clock.set(quiet_since(&on, &ask.id).await);
-    let before = on.resolve(&ask.id, Resolution::Absent { probe: 0 }).await;
+    let before = on.resolve(&ask.id, Resolution::Absent { asked_at: on.now() }).await;
     assert!(matches!(before, Resolved::Refused(_)), "nobody has asked: {before:?}");
     begin(&on, &ask.id).await;
+    let (overtaken, given_up) = (absent(&on, &ask.id).await, dead_letter(&on, &ask.id).await);
     on.clock.advance(probe_pause(1));
     begin(&on, &ask.id).await;
-    for probe in [0, 1, 3] {
-        let refused = on.resolve(&ask.id, Resolution::Absent { probe }).await;
+    for resolution in [overtaken, given_up] {
+        let refused = on.resolve(&ask.id, resolution).await;
         assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
     }
     assert_eq!(on.record(&ask.id).await.inquiry.absent_at, None);
@@ -152,7 +169,7 @@ pub async fn a_probe_that_was_overtaken_decides_nothing(on: Harness) {
 /// After the limit nobody asks any more. The record stays, and so does the right of its owner.
 pub async fn what_was_given_up_is_a_dead_letter_and_not_due(on: Harness) {
     let (ask, lease) = unknown(&on, "key").await;
-    on.resolved(&ask.id, Resolution::DeadLetter).await;
+    on.resolved(&ask.id, dead_letter(&on, &ask.id).await).await;
     let record = on.record(&ask.id).await;
     assert!(record.is_dead_letter(), "{record:?}");
     on.clock.advance(Duration::from_secs(10 * 365 * 86_400));
@@ -162,7 +179,7 @@ pub async fn what_was_given_up_is_a_dead_letter_and_not_due(on: Harness) {
     let listed = on.store.list_records(query.clone()).await.expect("a list");
     assert_eq!(listed, on.model().list(&query, on.now()));
     assert_eq!(listed.records.len(), 1, "{listed:?}");
-    let again = on.resolve(&ask.id, Resolution::DeadLetter).await;
+    let again = on.resolve(&ask.id, dead_letter(&on, &ask.id).await).await;
     assert!(matches!(again, Resolved::Refused(_)), "{again:?}");
     assert_eq!(events(&on, &ask.id).await, [AuditEvent::DeadLettered]);
     assert_eq!(on.occupied(&retry(&ask)).await.state, State::Unknown);
@@ -176,7 +193,7 @@ pub async fn a_redriven_dead_letter_is_due_as_if_new_and_every_time_is_remembere
     begin(&on, &ask.id).await;
     for _ in 0..2 {
         on.clock.advance(Duration::from_secs(1));
-        on.resolved(&ask.id, Resolution::DeadLetter).await;
+        on.resolved(&ask.id, dead_letter(&on, &ask.id).await).await;
         on.clock.advance(Duration::from_secs(1));
         on.resolved(&ask.id, Resolution::Redrive).await;
         let record = on.record(&ask.id).await;
@@ -192,7 +209,7 @@ pub async fn what_was_asked_is_forgotten_when_the_outcome_is_known(on: Harness) 
     let (ask, _) = unknown(&on, "key").await;
     on.clock.set(quiet_since(&on, &ask.id).await);
     begin(&on, &ask.id).await;
-    let _ = on.resolve(&ask.id, Resolution::Absent { probe: 1 }).await;
+    let _ = on.resolve(&ask.id, absent(&on, &ask.id).await).await;
     on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
     assert_eq!(on.record(&ask.id).await.inquiry, Inquiry::default());
     let lease = on.grant(&retry(&ask)).await;
@@ -211,10 +228,12 @@ pub async fn a_late_owner_completes_what_is_being_asked_about(on: Harness) {
     on.clock.set(quiet_since(&on, &ask.id).await);
     begin(&on, &ask.id).await;
     assert_eq!(on.write(&lease, Write::Complete(reply("late"))).await, Written::Applied);
+    let asked_at = on.now();
     for resolution in [
-        Resolution::Absent { probe: 1 },
-        Resolution::Release(Proof::Authoritative),
+        Resolution::Absent { asked_at },
+        Resolution::DeadLetter { asked_at: Some(asked_at) },
         Resolution::Complete(reply("found")),
+        Resolution::Executed { attempt: lease.attempt, reply: reply("found") },
     ] {
         let refused = on.resolve(&ask.id, resolution).await;
         assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
@@ -226,12 +245,11 @@ pub async fn a_late_owner_completes_what_is_being_asked_about(on: Harness) {
 
 /// Two results for one generation: one stands, the other is kept beside it, and somebody must look.
 pub async fn two_different_results_are_an_incident_and_both_are_kept(on: Harness) {
-    let declined =
-        || crate::reply::Reply { status: http::StatusCode::PAYMENT_REQUIRED, ..reply("no") };
     // What a source says against what is stored.
     let (ask, _) = unknown(&on, "told").await;
     on.resolved(&ask.id, Resolution::Complete(reply("found"))).await;
     for _ in 0..2 {
+        on.clock.advance(Duration::from_secs(1));
         let refused = on.resolve(&ask.id, Resolution::Complete(declined())).await;
         assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
     }
@@ -240,6 +258,7 @@ pub async fn two_different_results_are_an_incident_and_both_are_kept(on: Harness
     let kept: Vec<_> = audit.iter().map(|it| (it.event, it.reply.clone())).collect();
     let expected = [
         (AuditEvent::ResolvedCompleted, Some(reply("found"))),
+        (AuditEvent::Incident, Some(declined())),
         (AuditEvent::Incident, Some(declined())),
     ];
     assert_eq!(kept, expected);
@@ -276,6 +295,111 @@ pub async fn two_different_results_are_an_incident_and_both_are_kept(on: Harness
     assert_eq!(kept.event, AuditEvent::SupersededResult);
 }
 
+/// A question from before a redrive is not credited to the one after it.
+pub async fn what_was_asked_before_a_redrive_counts_for_nothing_after_it(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    on.clock.set(quiet_since(&on, &ask.id).await);
+    begin(&on, &ask.id).await;
+    let (old, given_up) = (absent(&on, &ask.id).await, dead_letter(&on, &ask.id).await);
+    on.resolved(&ask.id, Resolution::Redrive).await;
+    on.clock.advance(SETTLE);
+    begin(&on, &ask.id).await;
+    let expected = on.record(&ask.id).await;
+    for resolution in [old, given_up] {
+        let refused = on.resolve(&ask.id, resolution).await;
+        assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+    }
+    assert_eq!(on.record(&ask.id).await, expected);
+    let first = on.resolve(&ask.id, absent(&on, &ask.id).await).await;
+    assert_eq!(first, Resolved::TooEarly { not_before: on.now().plus(SETTLE) });
+}
+
+/// Those that somebody cannot ask about do not stand in the way of those that they can.
+pub async fn what_is_due_can_be_listed_without_some_routes(on: Harness) {
+    for (key, route) in [("one", "POST /a"), ("two", "POST /b"), ("three", "POST /a")] {
+        let ask = Ask { route: route.into(), ..ask(key) };
+        let lease = on.grant(&ask).await;
+        assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+        on.clock.advance(Duration::from_secs(1));
+    }
+    let listed = async |limit, except: &[&str]| -> Vec<String> {
+        let except = except.iter().map(|route| (*route).into()).collect();
+        let due = on.store.due_unknown(limit, except).await.expect("due_unknown answers");
+        due.into_iter().map(|record| record.route.to_string()).collect()
+    };
+    assert_eq!(listed(9, &[]).await, ["POST /a", "POST /b", "POST /a"]);
+    assert_eq!(listed(1, &["POST /a"]).await, ["POST /b"]);
+    assert_eq!(listed(9, &["POST /b", "POST /c"]).await, ["POST /a", "POST /a"]);
+    assert_eq!(listed(9, &["POST /a", "POST /b"]).await, [""; 0]);
+}
+
+/// "It did execute" that comes after "it did not": nothing runs again, and somebody must look.
+pub async fn what_executed_after_it_was_released_is_completed_and_an_incident(on: Harness) {
+    let told =
+        |lease: &Lease| Resolution::Executed { attempt: lease.attempt, reply: reply("told") };
+    for by_operator in [false, true] {
+        let (ask, lease) = unknown(&on, &format!("key-{by_operator}")).await;
+        on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+        let resolution = match by_operator {
+            true => Resolution::Complete(reply("told")),
+            false => told(&lease),
+        };
+        on.resolved(&ask.id, resolution).await;
+        let record = on.record(&ask.id).await;
+        assert_eq!((record.state, record.reply), (State::Completed, Some(reply("told"))));
+        assert_eq!(on.occupied(&retry(&ask)).await.state, State::Completed, "no retry runs");
+        let expected = [AuditEvent::Released, AuditEvent::Incident];
+        assert_eq!(events(&on, &ask.id).await, expected);
+    }
+    // Somebody runs it again already: the record is theirs, and the reply is kept as evidence.
+    let (ask, first) = unknown(&on, "again").await;
+    on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+    let second = on.grant(&retry(&ask)).await;
+    let seen = on.record(&ask.id).await;
+    let refused = on.resolve(&ask.id, told(&first)).await;
+    assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+    assert_eq!(on.record(&ask.id).await, seen);
+    let kept = on.audit(&ask.id).await.pop().expect("evidence");
+    assert_eq!((kept.event, kept.attempt), (AuditEvent::Incident, first.attempt));
+    assert_eq!(kept.reply, Some(reply("told")));
+    // It did not act after all: then the first one's reply is the only one.
+    assert_eq!(on.write(&second, Write::Release("not_sent".into())).await, Written::Applied);
+    on.clock.advance(Duration::from_secs(1));
+    on.resolved(&ask.id, told(&first)).await;
+    let record = on.record(&ask.id).await;
+    assert_eq!((record.attempt, record.reply), (first.attempt, Some(reply("told"))));
+}
+
+/// What is told of an attempt is never taken for a word about another one.
+pub async fn what_one_attempt_did_does_not_complete_another(on: Harness) {
+    let (ask, first) = unknown(&on, "key").await;
+    on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+    let second = on.grant(&retry(&ask)).await;
+    assert_eq!(on.write(&second, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    let told = Resolution::Executed { attempt: first.attempt, reply: reply("told") };
+    let refused = on.resolve(&ask.id, told).await;
+    assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+    assert_eq!(on.record(&ask.id).await.state, State::Unknown);
+    assert_eq!(events(&on, &ask.id).await, [AuditEvent::Released, AuditEvent::Incident]);
+    let told = Resolution::Executed { attempt: second.attempt, reply: reply("second") };
+    on.resolved(&ask.id, told).await;
+    assert_eq!(on.record(&ask.id).await.reply, Some(reply("second")));
+}
+
+/// "It did not execute" against a success that is stored.
+pub async fn what_is_said_not_to_have_executed_is_an_incident_if_a_success_is_stored(on: Harness) {
+    for (key, stored, expected) in [("paid", reply("done"), true), ("declined", declined(), false)]
+    {
+        let (ask, lease) = unknown(&on, key).await;
+        assert_eq!(on.write(&lease, Write::Complete(stored.clone())).await, Written::Applied);
+        let refused = on.resolve(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+        assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
+        assert_eq!(on.record(&ask.id).await.reply, Some(stored));
+        let incident = events(&on, &ask.id).await.contains(&AuditEvent::Incident);
+        assert_eq!(incident, expected, "{key}");
+    }
+}
+
 /// Every other state has nothing to ask.
 pub async fn only_unknown_records_are_asked_about_given_up_or_redriven(on: Harness) {
     let writes =
@@ -288,8 +412,8 @@ pub async fn only_unknown_records_are_asked_about_given_up_or_redriven(on: Harne
         }
         for resolution in [
             Resolution::Ask { probes: 0 },
-            Resolution::Absent { probe: 0 },
-            Resolution::DeadLetter,
+            Resolution::Absent { asked_at: on.now() },
+            Resolution::DeadLetter { asked_at: None },
             Resolution::Redrive,
         ] {
             let refused = on.resolve(&ask.id, resolution).await;

@@ -12,9 +12,9 @@ use super::*;
 use crate::{
     clock::{Clock as _, ManualClock},
     machine::SETTLE,
-    record::{AuditEvent, Lease},
+    record::{AuditEvent, Lease, State},
     reply::ReplyBody,
-    store::{MemoryStore, Reservation, Write, Written},
+    store::{Ask, MemoryStore, Reservation, Write, Written},
     testing::samples::{MAX_EXECUTION, ask, retry},
 };
 
@@ -31,7 +31,11 @@ impl World {
     }
 
     async fn unknown(&self, key: &str) -> Lease {
-        let reserved = self.store.reserve(ask(key)).await.expect("reserve answers");
+        self.unknown_of(ask(key)).await
+    }
+
+    async fn unknown_of(&self, ask: Ask) -> Lease {
+        let reserved = self.store.reserve(ask).await.expect("reserve answers");
         let Reservation::Granted { lease, .. } = reserved else { panic!("{reserved:?}") };
         let written = self.store.write(&lease, Write::MarkUnknown("reset".into())).await;
         assert_eq!(written.expect("write answers"), Written::Applied);
@@ -225,7 +229,7 @@ async fn an_owner_that_comes_while_it_is_asked_about_wins_and_nothing_is_release
     ] {
         let world = World::new();
         let lease = world.unknown("key").await;
-        let contradicts = matches!(finding, Finding::Completed(_));
+        let contradicts = finding != Finding::NotExecuted { authoritative: false };
         let (probe, asked, answer) = gated(finding);
         let reconciler = world.reconciler(probe);
         let running = tokio::spawn(async move { reconciler.run_once(10).await });
@@ -275,4 +279,109 @@ async fn a_reconciler_that_died_while_it_asked_is_followed_by_another() {
     assert_eq!(second.run_once(10).await, Reconciled::default(), "it may still be asking");
     world.wait_until_due("key").await;
     assert_eq!(second.run_once(10).await.completed, 1);
+}
+
+#[tokio::test]
+async fn what_the_probe_found_completed_stands_against_a_release_and_no_retry_runs() {
+    let world = World::new();
+    let lease = world.unknown("key").await;
+    let (probe, asked, answer) = gated(Finding::Completed(reply(201, "charged")));
+    let reconciler = world.reconciler(probe);
+    let running = tokio::spawn(async move { reconciler.run_once(10).await });
+    asked.notified().await;
+    // An operator is sure that nothing happened.
+    let release = Resolve {
+        id: lease.id.clone(),
+        generation: lease.generation,
+        fence: lease.fence,
+        resolution: Resolution::Release(Proof::Authoritative),
+        reason: "alice: it was not".into(),
+    };
+    let released = world.store.resolve(release).await.expect("resolve answers");
+    assert!(matches!(released, Resolved::Applied(_)), "{released:?}");
+    answer.notify_one();
+    assert_eq!(running.await.expect("it ends").completed, 1);
+    let record = world.record("key").await;
+    assert_eq!((record.state, record.reply), (State::Completed, Some(reply(201, "charged"))));
+    let again = world.store.reserve(retry(&ask("key"))).await.expect("reserve answers");
+    assert!(matches!(again, Reservation::Occupied { .. }), "{again:?}");
+    let audit = world.store.audit(&ask("key").id).await.expect("audit answers");
+    let events: Vec<_> = audit.iter().map(|it| it.event).collect();
+    assert_eq!(events, [AuditEvent::Released, AuditEvent::Incident]);
+}
+
+fn of_route(route: &str, key: &str) -> Ask {
+    Ask { route: route.into(), ..ask(key) }
+}
+
+/// Knows one route only.
+#[derive(Debug)]
+struct Knows(&'static str, Says);
+
+impl Probe for Knows {
+    fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a> {
+        self.1.ask(unknown)
+    }
+
+    fn knows(&self, route: &str) -> bool {
+        route == self.0
+    }
+}
+
+#[tokio::test]
+async fn what_the_probe_does_not_know_is_left_as_it_is_and_in_nobodys_way() {
+    let world = World::new();
+    for number in 0..40 {
+        let _lease = world.unknown_of(of_route("POST /other", &format!("other-{number}"))).await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    let seen = world.record("other-0").await;
+    let _lease = world.unknown_of(of_route("POST /mine", "mine")).await;
+    let says = Says::new(Finding::Completed(reply(201, "charged")));
+    let reconciler = world.reconciler(Knows("POST /mine", says.clone())).probes_max(1);
+    let done = reconciler.run_once(1).await;
+    assert_eq!(done, Reconciled { completed: 1, ..Reconciled::default() });
+    assert_eq!(reconciler.run_once(10).await, Reconciled::default());
+    assert_eq!(says.asked(), 1);
+    // Neither asked about nor given up: whoever knows it finds it due.
+    assert_eq!(world.record("other-0").await, seen);
+    let other = world.reconciler(says);
+    assert_eq!(other.run_once(40).await.completed, 40);
+}
+
+/// Never answers about one route, and knows the rest.
+#[derive(Debug)]
+struct HangsOn(&'static str, Arc<AtomicU32>);
+
+impl Probe for HangsOn {
+    fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a> {
+        Box::pin(async move {
+            if *unknown.route == *self.0 {
+                self.1.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
+            Finding::Completed(reply(201, "charged"))
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_is_down_does_not_delay_the_others() {
+    let world = World::new();
+    for number in 0..100 {
+        let _lease = world.unknown_of(of_route("POST /down", &format!("down-{number}"))).await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    let _lease = world.unknown_of(of_route("POST /up", "up")).await;
+    let asked = Arc::new(AtomicU32::new(0));
+    let hour = Duration::from_secs(3_600);
+    let reconciler = world.reconciler(HangsOn("POST /down", Arc::clone(&asked))).patience(hour);
+    let running = tokio::spawn(reconciler.every(Duration::from_secs(5)).run());
+    let begun = Instant::now();
+    while world.record("up").await.state != State::Completed {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert_eq!(asked.load(Ordering::SeqCst), 4, "a quarter of the places");
+    running.abort();
 }
