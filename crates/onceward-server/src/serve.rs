@@ -119,8 +119,8 @@ impl Running {
             false => None,
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
-        let reconciling = probes(&config)?.map(|probes| Reconciling::start(&store.store, probes));
-        let sinks = sinks(&config)?;
+        let reconciling = probes(config)?.map(|probes| Reconciling::start(&store.store, probes));
+        let sinks = sinks(config)?;
         let workers = Workers::start(&engine, store.outbox(), &config.workers, sinks);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
