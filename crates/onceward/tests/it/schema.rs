@@ -159,7 +159,14 @@ async fn what_workers_look_for_is_found_by_a_partial_index() {
         (
             "state = 'pending' AND +created_at >= 5 AND (+created_at, scope, key) > (5, 'a', 'b') \
              ORDER BY created_at, scope, key LIMIT 101",
-            "records_pending",
+            // Either index of pending work will do.
+            "records_overdue",
+        ),
+        (
+            "state = 'pending' AND queued_until <= 7 AND queued_until >= 5 \
+             AND (queued_until, scope, key) > (5, 'a', 'b') \
+             ORDER BY queued_until, scope, key LIMIT 101",
+            "records_overdue (queued_until>? AND queued_until<?)",
         ),
     ] {
         let explain = format!("EXPLAIN QUERY PLAN SELECT record_id FROM records WHERE {sql}");

@@ -224,9 +224,16 @@ impl Statements {
             discard: named("SELECT * FROM onceward.discard($1, $2, $3)"),
             purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
             backlog: named(
-                "SELECT (SELECT count(*) FROM (SELECT FROM onceward.outbox WHERE state = 'dead' \
-                 LIMIT $1) d), \
-                 (SELECT min(next_at) FROM onceward.outbox WHERE state = 'ready' AND NOT held)",
+                "WITH RECURSIVE sinks (name) AS (\
+                 (SELECT o.sink FROM onceward.outbox o WHERE o.state = 'ready' AND NOT o.held \
+                 ORDER BY o.sink LIMIT 1) UNION ALL \
+                 SELECT (SELECT o.sink FROM onceward.outbox o WHERE o.state = 'ready' \
+                 AND NOT o.held AND o.sink > s.name ORDER BY o.sink LIMIT 1) \
+                 FROM sinks s WHERE s.name IS NOT NULL) \
+                 SELECT (SELECT count(*) FROM (SELECT FROM onceward.outbox o \
+                 WHERE o.state = 'dead' LIMIT $1) d), \
+                 (SELECT min((SELECT o.next_at FROM onceward.outbox o WHERE o.sink = s.name \
+                 AND o.state = 'ready' AND NOT o.held ORDER BY o.next_at LIMIT 1)) FROM sinks s)",
             ),
             audit: named(
                 "SELECT at, generation, event, attempt, fence, reason, reply_status, \

@@ -192,7 +192,12 @@ pub(super) const PURGEABLE: &str = concat!(
 pub(super) const PURGE: &str = "DELETE FROM outbox \
     WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'done' RETURNING message_id";
 
-/// Each by an index that has all it needs: a row may be large.
-pub(super) const BACKLOG: &str = "SELECT \
-    (SELECT count(*) FROM (SELECT 1 FROM outbox WHERE state = 'dead' LIMIT ?)), \
-    (SELECT min(next_at) FROM outbox WHERE state = 'ready' AND held = 0)";
+/// Each by an index, and of those that are ready one row for each sink: a row may be large.
+pub(super) const BACKLOG: &str = "WITH RECURSIVE sinks (next_sink) AS (\
+    SELECT min(sink) FROM outbox WHERE state = 'ready' AND held = 0 UNION ALL \
+    SELECT (SELECT min(sink) FROM outbox WHERE state = 'ready' AND held = 0 AND sink > next_sink) \
+    FROM sinks WHERE next_sink IS NOT NULL) \
+    SELECT (SELECT count(*) FROM (\
+    SELECT 1 FROM outbox WHERE state = 'dead' AND state <> 'done' LIMIT ?)), \
+    (SELECT min((SELECT next_at FROM outbox \
+    WHERE sink = next_sink AND state = 'ready' AND held = 0 ORDER BY next_at LIMIT 1)) FROM sinks)";
