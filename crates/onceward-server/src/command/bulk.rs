@@ -146,10 +146,10 @@ fn show(plan: &PlanView) {
 async fn apply(client: &Client, plan: &str, hash: &str) -> Result<ExitCode> {
     let document = json!({ "hash": hash });
     let applied: Applied = client.post(&format!("/plans/{plan}/apply"), &document).await?;
+    let of = if applied.messages { "messages" } else { "records" };
     match client.output {
         Output::Json => print_json(&applied)?,
         Output::Table => {
-            let of = if applied.messages { "messages" } else { "records" };
             print(&format!("{} {of} were changed.\n", applied.applied));
             show_left("were not", &applied.skipped);
             show_left("may have been, the store did not say; look at them again", &applied.failed);
@@ -157,7 +157,7 @@ async fn apply(client: &Client, plan: &str, hash: &str) -> Result<ExitCode> {
     }
     match applied.failed.len() {
         0 => Ok(ExitCode::SUCCESS),
-        failed => bail!("the store failed for {failed} of the plan"),
+        failed => bail!("the store failed for {failed} {of} of the plan"),
     }
 }
 
