@@ -139,21 +139,3 @@ async fn one_statement_of_a_worker_looks_at_no_more_rows_than_it_may() {
     assert_eq!(home.store.reap(4).await.expect("reap answers"), Reaped::default());
     assert_eq!(lines(&mut look, &filed).await, ["0"]);
 }
-
-#[tokio::test]
-async fn overdue_work_is_found_by_its_index_among_many_records() {
-    let home = crate::postgres_batches::never_analysed(20_000).await;
-    let mut look = home.connection().await;
-    let pend = "UPDATE records SET state = 'pending', queued_until = record_id, lease_until = 0 \
-                WHERE record_id <= 3000; \
-                DELETE FROM leases WHERE record_id <= 3000";
-    run(&mut look, pend).await;
-    let filter = r#"{"states": ["pending"], "overdue": true, "descending": false, "limit": 16, "skipped": 0}"#;
-    let list = format!("SELECT * FROM {}.list(2000, '{filter}')", home.schema);
-    let looked_at = crate::postgres_batches::pages(&home, &list).await;
-    assert!(looked_at < 100, "{looked_at} pages");
-    // Without it, many would be looked at.
-    run(&mut look, "DROP INDEX records_give_up").await;
-    let looked_at = crate::postgres_batches::pages(&home, &list).await;
-    assert!(looked_at > 500, "{looked_at} pages");
-}
