@@ -113,7 +113,7 @@ impl Running {
             false => None,
         };
         let dispatcher = role.works().then(|| Dispatcher::start(&gateway));
-        let reconciling = probes(&config)?.map(|probes| Reconciling::start(&store.store, probes));
+        let reconciling = probes(config)?.map(|probes| Reconciling::start(&store.store, probes));
         let workers = Workers::start(&engine, store.outbox(), &config.workers);
         config.routes.warnings.iter().for_each(|warning| warn!("{warning}"));
         info!(
