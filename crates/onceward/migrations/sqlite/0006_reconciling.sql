@@ -3,8 +3,11 @@ ALTER TABLE records ADD COLUMN probes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN asked_at INTEGER;
 ALTER TABLE records ADD COLUMN absent_at INTEGER;
 
--- Some things can happen again to one attempt, or to many messages of one claim: the constraint of before made one audit record of them.
-CREATE TABLE audit_records_anew (
+-- Some things can happen again to one attempt, or to many messages of one claim: the constraint of
+-- before made one audit record of them.
+DROP INDEX audit_records_at;
+ALTER TABLE audit_records RENAME TO audit_records_before;
+CREATE TABLE audit_records (
     audit_id       INTEGER PRIMARY KEY,
     at             INTEGER NOT NULL,
     scope          TEXT    NOT NULL,
@@ -22,15 +25,14 @@ CREATE TABLE audit_records_anew (
     reply_body     BLOB,
     reply_digest   BLOB
 ) STRICT;
-INSERT INTO audit_records_anew (
+INSERT INTO audit_records (
     audit_id, at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
     reply_schema, reply_encoding, reply_length, reply_body, reply_digest)
 SELECT
     audit_id, at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
     reply_schema, reply_encoding, reply_length, reply_body, reply_digest
-FROM audit_records;
-DROP TABLE audit_records;
-ALTER TABLE audit_records_anew RENAME TO audit_records;
+FROM audit_records_before;
+DROP TABLE audit_records_before;
 CREATE INDEX audit_records_at ON audit_records (at);
 CREATE UNIQUE INDEX audit_records_once ON audit_records (
     scope, key, generation, event, attempt, fence,
