@@ -68,6 +68,7 @@ use durations::Durations;
 pub use durations::Took;
 use quota::{Exceeded, Quota};
 pub use quota::{Limits, Rate};
+#[cfg(feature = "tower")]
 pub(crate) use resume::Ready;
 pub use resume::Resumed;
 pub use tenants::ScopeTraffic;
@@ -101,7 +102,7 @@ pub struct Engine {
     durations: Arc<Durations>,
     tenants: Arc<Tenants>,
     /// Those that were started.
-    #[cfg(feature = "worker")]
+    #[cfg(any(feature = "worker", feature = "testing"))]
     workers: Arc<std::sync::Mutex<std::collections::HashSet<&'static str>>>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
@@ -258,7 +259,7 @@ impl Engine {
             accepted: Arc::default(),
             durations: Arc::default(),
             tenants: Arc::default(),
-            #[cfg(feature = "worker")]
+            #[cfg(any(feature = "worker", feature = "testing"))]
             workers: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
@@ -278,7 +279,7 @@ impl Engine {
             accepted: Arc::clone(&self.accepted),
             durations: Arc::clone(&self.durations),
             tenants: Arc::clone(&self.tenants),
-            #[cfg(feature = "worker")]
+            #[cfg(any(feature = "worker", feature = "testing"))]
             workers: Arc::clone(&self.workers),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }

@@ -51,7 +51,9 @@ const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 const STORE_REGRESSED: &str = "onceward_store_regressed";
 const STORE_REGRESSIONS: &str = "onceward_store_regressions_total";
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_ERRORS: &str = "onceward_worker_error_total";
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_FAILED_IN_A_ROW: &str = "onceward_worker_failed_in_a_row";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
@@ -140,12 +142,14 @@ pub(crate) fn given_up(route: &str) {
 }
 
 /// One more run failed, the so manyth since the last one that did not.
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 pub(crate) fn worker_failed(worker: &'static str, in_a_row: u32) {
     counter!(WORKER_ERRORS, "worker" => worker).increment(1);
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(f64::from(in_a_row));
 }
 
 /// It works again.
+#[cfg(feature = "tower")]
 pub(crate) fn worker_recovered(worker: &'static str) {
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }

@@ -1,7 +1,7 @@
 //! Going on without a client: phased operations that nobody comes back for, and work that was accepted
 //! for later.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -18,7 +18,7 @@ use crate::{
     operation::Operation,
     policy::Policy,
     profile::Profile,
-    record::{AttemptId, Effects, Record, RecordId, State, StoredRequest},
+    record::{AttemptId, Effects, Record, State, StoredRequest},
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
     store::{
@@ -47,13 +47,14 @@ pub(crate) struct Ready {
     request: Request<Bytes>,
 }
 
+#[cfg(feature = "tower")]
 impl Ready {
-    pub(crate) fn id(&self) -> &RecordId {
+    pub(crate) fn id(&self) -> &crate::record::RecordId {
         &self.record.id
     }
 
     /// Longer than an attempt at it can last.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn patience(&self) -> std::time::Duration {
         self.policy.max_execution.saturating_add(self.policy.lease)
     }
 }
@@ -277,6 +278,7 @@ impl Engine {
     }
 
     /// Comes back when this process has accepted something since it was last waited for.
+    #[cfg(feature = "tower")]
     ///
     /// # Cancel safety
     /// May be dropped: nothing is missed by the next call.

@@ -39,6 +39,7 @@ impl StoreError {
     }
 
     /// The call panicked: what it did is not known.
+    #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
     pub(crate) fn panicked() -> Self {
         StoreError::new(StoreErrorKind::Ambiguous, "any", "a call panicked")
     }
