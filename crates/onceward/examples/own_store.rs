@@ -62,7 +62,11 @@ impl Inside {
 
     fn remember(&mut self, audit: AuditRecord) {
         let is_known = |known: &AuditRecord| {
-            let told = |a: &AuditRecord| (a.id.clone(), a.generation, a.event, a.attempt, a.fence);
+            // What can happen again to one attempt is told apart by its time.
+            let told = |a: &AuditRecord| {
+                let at = a.event.may_recur().then_some(a.at);
+                (a.id.clone(), a.generation, a.event, a.attempt, a.fence, at)
+            };
             told(known) == told(&audit)
         };
         if !self.audit.iter().any(is_known) {
