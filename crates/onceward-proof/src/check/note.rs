@@ -1,4 +1,6 @@
-//! What is remembered of a record: each thing once, however many look at it.
+//! What is remembered of a record: each thing once, unless it can happen again.
+
+use onceward::record::AuditEvent;
 
 use super::{Verdict, Violation, known::Known};
 use crate::history::Subject;
@@ -11,6 +13,9 @@ pub(super) fn check(
     fence: i64,
 ) -> Verdict {
     let Some(story) = known.story_of(subject).filter(|story| !story.lost) else { return Ok(()) };
+    if AuditEvent::from_name(note).is_some_and(AuditEvent::may_recur) {
+        return Ok(());
+    }
     let again = |(event, of, under): &(String, String, i64)| {
         event == note && of == attempt && *under == fence
     };
