@@ -131,21 +131,6 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-impl LogFormat {
-    /// Sends logs to stderr: what RUST_LOG says, else from `level` on.
-    pub(crate) fn install(self, level: &str) {
-        use tracing_subscriber::{EnvFilter, fmt};
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-        let logs = fmt().with_env_filter(filter).with_writer(std::io::stderr);
-        match self {
-            LogFormat::Text => logs.with_ansi(false).init(),
-            LogFormat::Json => {
-                logs.json().flatten_event(true).with_span_list(false).init();
-            }
-        }
-    }
-}
-
 const EXAMPLES: &str = "\
 Examples:
   onceward demo --no-wait

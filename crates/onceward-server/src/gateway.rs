@@ -154,15 +154,16 @@ impl Gateway {
         body: Incoming,
     ) -> Response<GatewayBody> {
         let (engine, policy) = (&setup.engine, &route.policy);
+        // Other ways are in boxes: what waits for all of them is as large as the largest.
         let admitted = match setup.admit(&parts, route) {
             Ok(Some(admitted)) => admitted,
-            Ok(None) => return setup.pass_on(route, parts, body).await,
-            Err(rejection) => return setup.refuse(route, &parts, body, rejection).await,
+            Ok(None) => return Box::pin(setup.pass_on(route, parts, body)).await,
+            Err(rejection) => return Box::pin(setup.refuse(route, &parts, body, rejection)).await,
         };
         let Some(room) = self.budget.take(&body, policy.request_cap()) else {
             let status = StatusCode::SERVICE_UNAVAILABLE;
             observe::refused(policy.rules().name, status, "unavailable");
-            return early(parts.version, body, Consent::of(&parts), busy()).await;
+            return Box::pin(early(parts.version, body, Consent::of(&parts), busy())).await;
         };
         let taken = take_body(engine, policy, &parts, body, Some(self.body_time_max)).await;
         let body = match taken {
@@ -272,7 +273,8 @@ impl Answer for Gateway {
         }
         let setup = self.setup();
         if setup.webhooks.takes(&parts) {
-            return setup.webhooks.answer(&parts, body, &self.budget, self.body_time_max).await;
+            let (budget, time_max) = (&self.budget, self.body_time_max);
+            return Box::pin(setup.webhooks.answer(&parts, body, budget, time_max)).await;
         }
         let route = setup.routes.find(&parts.method, parts.uri.path());
         let asks_for_state =
@@ -284,10 +286,10 @@ impl Answer for Gateway {
         });
         let clear = ambiguous::check(&parts, setup.rewrite.deciding(), &setup.routes);
         let mut response = match (clear, route.treatment(&parts.method)) {
-            (Err(rejection), _) => setup.refuse(route, &parts, body, rejection).await,
-            _ if asks_for_state => setup.engine.status(&parts).await.map(Body::full),
-            (_, Treatment::PassOn) => setup.pass_on(route, parts, body).await,
-            (_, Treatment::Observe) => self.observe(&setup, route, parts, body).await,
+            (Err(rejection), _) => Box::pin(setup.refuse(route, &parts, body, rejection)).await,
+            _ if asks_for_state => Box::pin(setup.engine.status(&parts)).await.map(Body::full),
+            (_, Treatment::PassOn) => Box::pin(setup.pass_on(route, parts, body)).await,
+            (_, Treatment::Observe) => Box::pin(self.observe(&setup, route, parts, body)).await,
             (_, Treatment::Protect) => self.protect(&setup, route, parts, body).await,
         };
         if let Some(page) = page {

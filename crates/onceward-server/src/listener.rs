@@ -1,6 +1,12 @@
 //! Connections in: hyper with limits, HTTP/1.1 and HTTP/2 with TLS and without, and a clean stop.
 
-use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -31,8 +37,25 @@ use preface::PrefaceInTime;
 use stall::NoStall;
 
 /// Where a request came from: in the extensions of every request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    ip: IpAddr,
+    /// As it is told to upstream: once for all requests of a connection.
+    pub(crate) written: HeaderValue,
+}
+
+impl Peer {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        let ip = address.ip().to_canonical();
+        let written = HeaderValue::from_str(&ip.to_string());
+        Peer { ip, written: written.unwrap_or_else(|_| HeaderValue::from_static("unknown")) }
+    }
+
+    /// An address of IPv4 that comes in one of IPv6 is one of IPv4.
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.ip
+    }
+}
 
 /// In the extensions of every request that came by TLS.
 #[derive(Clone, Copy, Debug)]
@@ -192,9 +215,10 @@ impl<A: Answer> Door<A> {
         watcher: Watcher,
     ) {
         let Door { answer, limits, certificate, server } = self;
+        let peer = Peer::new(peer);
         let service = service_fn(move |mut request: Request<Incoming>| {
             let extensions = request.extensions_mut();
-            extensions.insert(Peer(peer));
+            extensions.insert(peer.clone());
             if certificate.is_some() {
                 extensions.insert(ByTls);
             }

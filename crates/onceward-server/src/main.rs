@@ -3,6 +3,7 @@
 //! The modules, in the order in which a start meets them:
 
 mod cli; // what was asked for
+mod log; // log lines, written by a thread of their own
 mod config; // the TOML file and the flags, made one, and what is refused
 mod store; // store URLs, opened
 mod tls; // certificates
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
             return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
         }
     };
-    cli.log_format.install(cli.command.log_level());
+    let logs = log::install(cli.log_format, cli.command.log_level());
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error.into()),
@@ -54,6 +55,8 @@ fn main() -> ExitCode {
             Command::Operate(command) => Ok(command::run(command).await),
         }
     });
+    drop(runtime);
+    drop(logs);
     ended.unwrap_or_else(|error| failed(&error))
 }
 

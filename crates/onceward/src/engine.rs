@@ -23,7 +23,7 @@ use std::{
 use bytes::Bytes;
 use http::{Response, StatusCode, request, response};
 use tokio::sync::{Notify, oneshot};
-use tracing::{Instrument as _, field, info_span};
+use tracing::{Instrument as _, debug_span, field};
 
 use crate::{
     canary::Canary,
@@ -364,7 +364,7 @@ impl Engine {
         handler: H,
         answer: oneshot::Sender<Answer<H::Rest>>,
     ) {
-        let span = info_span!(
+        let span = debug_span!(
             "onceward.request",
             route = &*admitted.policy.name,
             key.digest = admitted.id.key.digest(),

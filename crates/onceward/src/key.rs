@@ -49,7 +49,8 @@ impl Key {
         let mut hash = Sha256::new();
         hash.update(b"onceward-key-digest/1");
         hash.update(self.0.as_bytes());
-        hash.finalize().iter().take(4).map(|byte| format!("{byte:02x}")).collect()
+        let [a, b, c, d, ..] = hash.finalize().0;
+        format!("{:08x}", u32::from_be_bytes([a, b, c, d]))
     }
 
     /// Whether the key looks like an e-mail address, which does not belong into a key.

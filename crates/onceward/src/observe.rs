@@ -9,6 +9,8 @@ use metrics::{
 };
 use tracing::info;
 
+use crate::key::Key;
+
 /// The twelve counters that every Onceward process has from its start.
 pub const COUNTERS: [(&str, &str); 12] = [
     (RESERVE_CREATED, "keys reserved for the first time"),
@@ -162,7 +164,7 @@ pub(crate) fn operation_took(route: &str, duration: Duration) {
 pub(crate) struct Decided<'a> {
     pub(crate) what: &'static str,
     pub(crate) route: &'a str,
-    pub(crate) key_digest: &'a str,
+    pub(crate) key: &'a Key,
     pub(crate) status: StatusCode,
     pub(crate) outcome: &'a str,
     pub(crate) duration: Duration,
@@ -181,7 +183,7 @@ pub(crate) fn decided(decided: &Decided<'_>) {
         duration_ms = decided.duration.as_micros() as f64 / 1000.0,
         attempt = decided.attempt,
         generation = decided.generation,
-        key.digest = decided.key_digest,
+        key.digest = decided.key.digest(),
         "{}",
         decided.what
     );

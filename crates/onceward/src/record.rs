@@ -70,10 +70,16 @@ impl fmt::Debug for AttemptId {
 impl fmt::Display for AttemptId {
     /// As a UUID.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bits = u128::from_be_bytes(self.0);
-        let part = |from: u32, digits: u32| (bits >> from) & ((1 << (digits * 4)) - 1);
-        let (a, b, c, d, e) = (part(96, 8), part(80, 4), part(64, 4), part(48, 4), part(0, 12));
-        write!(f, "{a:08x}-{b:04x}-{c:04x}-{d:04x}-{e:012x}")
+        let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
+        let mut written = [b'-'; 36];
+        // Where the digits of each byte stand, between four hyphens.
+        let places = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+        for (byte, place) in self.0.iter().zip(places) {
+            if let Some([high, low]) = written.get_mut(place..place + 2) {
+                (*high, *low) = (digit(byte >> 4), digit(byte & 15));
+            }
+        }
+        f.write_str(std::str::from_utf8(&written).map_err(|_| fmt::Error)?)
     }
 }
 

@@ -78,7 +78,7 @@ fn header(name: &str, proxies: &TrustedProxies, listen: SocketAddr) -> Result<Sc
     let proxies = proxies.clone();
     // The same name as the plain rule: which proxies are trusted does not change what a scope is.
     Ok(ScopeRule::custom(name, move |parts| match parts.extensions.get::<Peer>() {
-        Some(Peer(peer)) if proxies.contain(peer.ip()) => rule.read(parts),
+        Some(peer) if proxies.contain(peer.ip()) => rule.read(parts),
         _ => Err(NoScope::Missing),
     }))
 }

@@ -51,7 +51,9 @@ impl Handler for Forward {
             status: StatusCode::GATEWAY_TIMEOUT,
             why: "upstream_too_slow",
         };
-        timeout(patience, self.forward(operation)).await.unwrap_or(too_slow)
+        // In a box, so that what it takes is not moved around with all that waits for it.
+        let forwarded = Box::pin(self.forward(operation));
+        timeout(patience, forwarded).await.unwrap_or(too_slow)
     }
 }
 
@@ -61,12 +63,12 @@ impl Forward {
         if attempt > 1 {
             self.parts.headers.insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
         }
-        let lease = [
+        let fence = HeaderValue::from(operation.fence().number());
+        self.parts.headers.insert(&ONCEWARD_FENCE, fence);
+        for (name, value) in [
             (&ONCEWARD_OPERATION, operation.handle()),
             (&ONCEWARD_ATTEMPT_ID, operation.attempt().to_string()),
-            (&ONCEWARD_FENCE, operation.fence().number().to_string()),
-        ];
-        for (name, value) in lease {
+        ] {
             if let Ok(value) = HeaderValue::try_from(value) {
                 self.parts.headers.insert(name, value);
             }

@@ -1,17 +1,11 @@
 //! Headers on their way through: what belongs to one connection is stripped, what upstream has to
 //! know about the client is added, and nobody speaks in our name.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-};
+use std::{net::IpAddr, sync::Arc};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, Version,
-    header::{
-        CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-        TRAILER, TRANSFER_ENCODING, UPGRADE,
-    },
+    header::{CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER},
     request::Parts,
 };
 use onceward::{ScopeRule, fingerprint::METHOD_OVERRIDES, reply::ONCEWARD_EXECUTED};
@@ -26,8 +20,6 @@ mod trace; // traceparent
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-static PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
 /// What only we may say.
 const OURS: &str = "onceward-";
@@ -84,7 +76,7 @@ impl Rewrite {
 
     /// The head of a request as upstream is to see it.
     pub(super) fn request(&self, asked: &Parts, trailers: Trailers) -> Parts {
-        let peer = asked.extensions.get::<Peer>().copied();
+        let peer = asked.extensions.get::<Peer>().cloned();
         let scheme = if asked.extensions.get::<ByTls>().is_some() { "https" } else { "http" };
         let mut parts = asked.clone();
         // What the server put there for itself is of no use to the client.
@@ -94,14 +86,14 @@ impl Rewrite {
         let takes_trailers = trailers == Trailers::Pass && names(headers, &TE, "trailers");
         // First, while those that they look like are all there.
         strip_lookalikes(headers, &self.deciding);
-        strip_hop_by_hop(headers, trailers);
+        strip_named_by_connection(headers);
+        // `Expect`: we answered it, or have the whole body already.
+        strip(headers, |name| {
+            is_hop_by_hop(name, trailers) || name.starts_with(OURS) || name == EXPECT
+        });
         if takes_trailers {
             headers.insert(TE, HeaderValue::from_static("trailers"));
         }
-        // We answered it, or have the whole body already.
-        headers.remove(EXPECT);
-        headers.remove(PROXY_AUTHORIZATION);
-        strip_ours(headers, None);
         join_cookies(headers);
         // An address that names its host decides (RFC 9112, 3.2.2), as it does in HTTP/2.
         if let Some(authority) = asked.uri.authority()
@@ -109,7 +101,7 @@ impl Rewrite {
         {
             headers.insert(HOST, host);
         }
-        if let Some(Peer(peer)) = peer {
+        if let Some(peer) = peer {
             self.forwarded(headers, peer, scheme);
         }
         if self.makes_traceparent {
@@ -123,19 +115,20 @@ impl Rewrite {
         let (mut parts, body) = response.into_parts();
         parts.extensions = http::Extensions::new();
         parts.version = Version::HTTP_11;
-        strip_hop_by_hop(&mut parts.headers, trailers);
+        strip_named_by_connection(&mut parts.headers);
         // Upstream's word on whether it acted is for the engine, which removes it.
-        strip_ours(&mut parts.headers, Some(&ONCEWARD_EXECUTED));
+        strip(&mut parts.headers, |name| {
+            is_hop_by_hop(name, trailers)
+                || (name.starts_with(OURS) && ONCEWARD_EXECUTED.as_str() != name)
+        });
         Response::from_parts(parts, body)
     }
 
     /// Says where the request came from. What a peer says about those before it is kept in the list
     /// of addresses, and otherwise believed only of trusted proxies.
-    fn forwarded(&self, headers: &mut HeaderMap, peer: SocketAddr, scheme: &'static str) {
-        let peer = peer.ip().to_canonical();
-        if let Ok(peer) = HeaderValue::from_str(&peer.to_string()) {
-            headers.append(&X_FORWARDED_FOR, peer);
-        }
+    fn forwarded(&self, headers: &mut HeaderMap, peer: Peer, scheme: &'static str) {
+        let (peer, written) = (peer.ip(), peer.written);
+        headers.append(&X_FORWARDED_FOR, written);
         let trusted = self.proxies.contain(peer);
         if !trusted || !headers.contains_key(&X_FORWARDED_PROTO) {
             headers.insert(&X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
@@ -180,8 +173,16 @@ pub(super) fn names(headers: &HeaderMap, name: &HeaderName, word: &str) -> bool 
     listed(headers, name).any(|value| value.eq_ignore_ascii_case(word))
 }
 
-/// Headers that belong to one connection (RFC 9110, 7.6.1), and those that `Connection` names.
-fn strip_hop_by_hop(headers: &mut HeaderMap, trailers: Trailers) {
+/// Takes away what has such a name. Most heads have nothing of it, and are only looked at.
+fn strip(headers: &mut HeaderMap, is_meant: impl Fn(&str) -> bool) {
+    let meant = headers.keys().filter(|name| is_meant(name.as_str()));
+    for name in meant.cloned().collect::<Vec<_>>() {
+        headers.remove(name);
+    }
+}
+
+/// Headers that belong to one connection because it says so (RFC 9110, 7.6.1).
+fn strip_named_by_connection(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = listed(headers, &CONNECTION)
         .filter_map(|name| name.parse().ok())
         // A client could otherwise take away what tells it apart or what it is held to.
@@ -190,17 +191,13 @@ fn strip_hop_by_hop(headers: &mut HeaderMap, trailers: Trailers) {
     for name in named {
         headers.remove(name);
     }
-    for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE] {
-        headers.remove(name);
-    }
-    if trailers == Trailers::Drop {
-        headers.remove(TRAILER);
-    }
-    headers.remove(&KEEP_ALIVE);
-    headers.remove(&PROXY_CONNECTION);
 }
 
-/// What belongs to one connection.
+fn is_hop_by_hop(name: &str, trailers: Trailers) -> bool {
+    HOP_BY_HOP.contains(&name) && (trailers == Trailers::Drop || name != TRAILER)
+}
+
+/// What always belongs to one connection, and what is said to us.
 const HOP_BY_HOP: [&str; 9] = [
     "connection",
     "keep-alive",
@@ -232,11 +229,12 @@ const MUST_STAY: [&str; 11] = [
 /// for the last one, nor for what decides, nor for what frames a message.
 fn strip_lookalikes(headers: &mut HeaderMap, deciding: &Deciding) {
     let is_lookalike = |name: &&HeaderName| {
-        let other = |char: char| !char.is_ascii_alphanumeric() && char != '-';
-        if !name.as_str().contains(other) {
+        let is_other = |byte: u8| !byte.is_ascii_alphanumeric() && byte != b'-';
+        if !name.as_str().bytes().any(is_other) {
             return false;
         }
-        let meant = name.as_str().replace(other, "-");
+        let meant =
+            name.as_str().replace(|char: char| char != '-' && !char.is_ascii_alphanumeric(), "-");
         deciding.contains(&meant)
             || HOP_BY_HOP.contains(&meant.as_str())
             || headers.contains_key(meant.as_str())
@@ -253,13 +251,6 @@ fn join_cookies(headers: &mut HeaderMap) {
         && let Ok(whole) = HeaderValue::from_bytes(&pieces.join(&b"; "[..]))
     {
         headers.insert(COOKIE, whole);
-    }
-}
-
-fn strip_ours(headers: &mut HeaderMap, but: Option<&HeaderName>) {
-    let ours = headers.keys().filter(|name| name.as_str().starts_with(OURS) && Some(*name) != but);
-    for name in ours.cloned().collect::<Vec<_>>() {
-        headers.remove(name);
     }
 }
 

@@ -60,7 +60,8 @@ pub(super) async fn send(
             let mut parts = rewrite.request(&parts, Trailers::Drop);
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             parts.headers.insert(UPGRADE, protocol);
-            let sent = timeout_at(first_byte, upstream.send_upgrade(parts, body)).await;
+            let sent = Box::pin(upstream.send_upgrade(parts, body));
+            let sent = timeout_at(first_byte, sent).await;
             match (sent, client) {
                 (Ok(Ok(response)), Some(client))
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS =>

@@ -163,7 +163,8 @@ impl<D: Dial> Upstream<D> {
             }
             leave.not_begun();
         }
-        let fresh = self.connect().await?;
+        // Seldom, and large: in a box.
+        let fresh = Box::pin(self.connect()).await?;
         in_time()?;
         match self.send_on(fresh, request).await {
             Ok(response) => expected(response),
@@ -270,6 +271,9 @@ impl<D: Dial> Upstream<D> {
     /// The client's path and query, behind the upstream's own path.
     fn path(&self, asked: &Uri) -> Result<uri::PathAndQuery, Failure> {
         let prefix = self.base.path().trim_end_matches('/');
+        if let (Some(asked), true) = (asked.path_and_query(), prefix.is_empty()) {
+            return Ok(asked.clone());
+        }
         let asked = asked.path_and_query().map_or("/", uri::PathAndQuery::as_str);
         let wanted =
             if asked.starts_with('*') { "*".to_owned() } else { format!("{prefix}{asked}") };

@@ -28,7 +28,9 @@ fn command(upstream: &Upstream, toml: &str) -> (Command, tempfile::NamedTempFile
 /// The lines of decisions so far.
 fn decisions(gateway: &Gateway) -> Vec<Value> {
     let log = gateway.log();
-    let lines = log.lines().map(|line| serde_json::from_str(line).expect(line));
+    // The last one may not be all there yet.
+    let whole = log.rfind('\n').map_or("", |end| &log[..end]);
+    let lines = whole.lines().map(|line| serde_json::from_str(line).expect(line));
     lines.filter(|line: &Value| line["target"] == "onceward::decision").collect()
 }
 
@@ -174,4 +176,24 @@ fn a_request_that_never_reached_upstream_has_its_line_too() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert_eq!((&lines[0]["outcome"], &lines[0]["status"]), (&"not_executed".into(), &502.into()));
     assert!(!gateway.log().contains(MARKER), "{}", gateway.log());
+}
+
+#[test]
+fn who_does_not_read_the_log_holds_up_no_request_and_no_stop() {
+    let upstream = Upstream::start(|_, _| Act::Send(crate::support::response(201, "", "done")));
+    let (mut command, _file) = command(&upstream, "[scope]\nfrom = \"anonymous\"\n");
+    let (mut gateway, unread) = Gateway::start_unread(command.env("RUST_LOG", "info"));
+    // Many times what a pipe takes.
+    let mut connection = Connection::open(gateway.address).expect("a connection");
+    for number in 0..1500 {
+        let key = format!("key-of-request-{number:04}");
+        let request = request(gateway.address, &key, "{}", &[]);
+        connection.write(request.as_bytes()).expect("sent");
+        let answer = connection.read_answer().expect("an answer");
+        assert_eq!(answer.status, 201, "request {number}");
+    }
+    drop(connection);
+    gateway.signal("TERM");
+    assert!(gateway.exit_status().success());
+    drop(unread);
 }

@@ -41,7 +41,11 @@ impl<R> Call<'_, R> {
 
     /// This process has no keys, and an earlier one had: the reply is there, and cannot be read.
     pub(super) fn reject_sealed(&mut self) {
-        error!("a stored reply is sealed, and this process has no key ring: nothing is replayed");
+        error!(
+            route = &*self.admitted.policy.name,
+            key.digest = self.admitted.id.key.digest(),
+            "a stored reply is sealed, and this process has no key ring: nothing is replayed"
+        );
         self.reject(Rejection::store_unavailable());
     }
 
@@ -91,7 +95,7 @@ impl<R> Call<'_, R> {
         observe::decided(&observe::Decided {
             what,
             route: &self.admitted.policy.name,
-            key_digest: &self.admitted.id.key.digest(),
+            key: &self.admitted.id.key,
             status,
             outcome,
             duration,

@@ -416,7 +416,7 @@ impl Engine {
 
     pub(super) fn store_failed(&self, call: &'static str, error: &StoreError, route: &str) {
         let source = std::error::Error::source(error).map(ToString::to_string);
-        warn!(call, %error, source, "a store call failed");
+        warn!(call, route, %error, source, "a store call failed");
         observe::count(observe::STORE_ERROR, route);
     }
 
@@ -442,7 +442,8 @@ impl Engine {
                         observe::count(observe::RESERVE_FAILED_RETRY, route);
                     }
                     Found::Expired => {
-                        info!(generation = lease.generation, "an expired key runs again");
+                        let generation = lease.generation;
+                        info!(route, generation, "an expired key runs again");
                         observe::expired_run_again(route);
                         observe::count(observe::RESERVE_CREATED, route);
                     }
@@ -450,7 +451,8 @@ impl Engine {
             }
             Reservation::Occupied { record, lease_ran_out } => {
                 if *lease_ran_out {
-                    warn!(state = record.state.name(), "a lease ran out");
+                    let (state, key) = (record.state.name(), &record.id.key);
+                    warn!(route, key.digest = key.digest(), state, "a lease ran out");
                     observe::count(observe::ZOMBIE_KEY, route);
                     if record.state == State::Unknown {
                         observe::count(observe::RECONCILE_SCHEDULED, route);

@@ -36,7 +36,9 @@ pub(super) struct Running(Arc<Inner>);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if self.0.running.fetch_sub(1, Ordering::SeqCst) == 1 {
+        let was_last = self.0.running.fetch_sub(1, Ordering::SeqCst) == 1;
+        // Nobody waits for the last one before new ones are refused.
+        if was_last && self.0.phase.load(Ordering::SeqCst) != OPEN {
             self.0.changed.notify_waiters();
         }
     }

@@ -134,8 +134,8 @@ impl<R: Send + 'static> Call<'_, R> {
                         operation.lose_lease();
                     }
                 };
-                if let ((), Some(late)) = tokio::join!(told, late) {
-                    self.finish_late(&lease, late).await;
+                if let ((), Some(late)) = Box::pin(async { tokio::join!(told, late) }).await {
+                    Box::pin(self.finish_late(&lease, late)).await;
                 }
             }
         }
@@ -144,10 +144,11 @@ impl<R: Send + 'static> Call<'_, R> {
     pub(super) async fn finish(&mut self, lease: &Lease, outcome: Outcome<R>) {
         match outcome {
             Outcome::Completed { answer, reply } => self.complete(lease, answer, reply).await,
-            Outcome::InTransaction { answer } => self.in_transaction(lease, answer).await,
-            Outcome::NotExecuted { .. } => self.not_executed(lease, outcome).await,
+            // In boxes: what waits for all of them is as large as the largest.
+            Outcome::InTransaction { answer } => Box::pin(self.in_transaction(lease, answer)).await,
+            Outcome::NotExecuted { .. } => Box::pin(self.not_executed(lease, outcome)).await,
             Outcome::Unknown { status, why } => {
-                self.unknown(lease, status, why).await;
+                Box::pin(self.unknown(lease, status, why)).await;
             }
         }
     }
@@ -157,7 +158,7 @@ impl<R: Send + 'static> Call<'_, R> {
         let written = self.engine.persist(lease, &write, self.admitted).await;
         self.count_incident(lease, &write, written.as_ref());
         match written {
-            Some(Written::Superseded(record)) => self.superseded(lease, record).await,
+            Some(Written::Superseded(record)) => Box::pin(self.superseded(lease, record)).await,
             Some(Written::AlreadyMine(Some(stored))) if !write.is_completion_with(&stored) => {
                 // The handler completed it by itself: those bytes are the reply.
                 self.send_stored(lease, stored, Some(answer));
@@ -166,7 +167,8 @@ impl<R: Send + 'static> Call<'_, R> {
             Some(Written::Applied | Written::AlreadyMine(_)) => self.send_executed(lease, answer),
             None => {
                 self.reject_unknown(StatusCode::CONFLICT, "completion_not_acknowledged");
-                let written = self.engine.persist_until_drain(lease, &write, self.admitted).await;
+                let persisted = self.engine.persist_until_drain(lease, &write, self.admitted);
+                let written = Box::pin(persisted).await;
                 self.count_incident(lease, &write, written.as_ref());
             }
         }
@@ -254,14 +256,16 @@ impl<R: Send + 'static> Call<'_, R> {
             }
             Some(Written::Applied | Written::AlreadyMine(None)) | None => {}
         }
+        let (route, key) = (&*self.admitted.policy.name, &lease.id.key);
         if why == classify::LOCAL_WITHOUT_COMPLETE_IN {
             error!(
+                route,
                 "the handler of a route declared `local` succeeded without `complete_in`: what it did \
                  is not known, and its key is blocked until somebody decides"
             );
         }
-        warn!(why, "the outcome of an attempt is unknown");
-        observe::count(observe::RECONCILE_SCHEDULED, &self.admitted.policy.name);
+        warn!(route, key.digest = key.digest(), why, "the outcome of an attempt is unknown");
+        observe::count(observe::RECONCILE_SCHEDULED, route);
         self.reject_unknown(status, why);
         if written.is_none() {
             let later = self.engine.persist_until_drain(lease, &write, self.admitted).await;

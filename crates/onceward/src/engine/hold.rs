@@ -76,9 +76,14 @@ impl Engine {
                 Ok(Written::Superseded(_)) => {
                     // Somebody decided that we are gone. The work cannot be undone by stopping it;
                     // its result will be kept as evidence.
-                    warn!("a lease was lost while its handler works");
+                    let (route, key) = (&*policy.name, &lease.id.key);
+                    warn!(
+                        route,
+                        key.digest = key.digest(),
+                        "a lease was lost while its handler works"
+                    );
                     operation.lose_lease();
-                    observe::fenced_write(&policy.name);
+                    observe::fenced_write(route);
                     return std::future::pending().await;
                 }
                 Err(error) => {

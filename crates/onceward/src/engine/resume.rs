@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderName, Request, Response, header, request};
 use tokio::time::timeout;
-use tracing::{Instrument as _, field, info_span, warn};
+use tracing::{Instrument as _, debug_span, field, warn};
 
 use super::{
     Admitted, Call, Captured, Engine, Execution, Handler, Limits, Line,
@@ -177,7 +177,7 @@ impl Engine {
     ) -> bool {
         let Ready { record, policy, request } = ready;
         let handler = handler(request, &policy);
-        let span = info_span!(
+        let span = debug_span!(
             "onceward.resume",
             route = &*policy.name,
             key.digest = record.id.key.digest(),

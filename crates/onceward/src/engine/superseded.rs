@@ -14,8 +14,13 @@ impl<R: Send + 'static> Call<'_, R> {
     /// Our attempt lost its right while it worked. Its result was kept as evidence; the record says
     /// what the client is to be told.
     pub(super) async fn superseded(&mut self, lease: &Lease, record: Option<Box<Record>>) {
-        warn!("an attempt was superseded; its result is kept as evidence");
-        observe::fenced_write(&self.admitted.policy.name);
+        let (route, key) = (&*self.admitted.policy.name, &lease.id.key);
+        warn!(
+            route,
+            key.digest = key.digest(),
+            "an attempt was superseded; its result is kept as evidence"
+        );
+        observe::fenced_write(route);
         let same_use = record.filter(|record| self.is_same_use(lease, record));
         let decision = same_use.map(|record| self.engine.decide_on(record));
         match decision {
@@ -34,8 +39,13 @@ impl<R: Send + 'static> Call<'_, R> {
             return;
         };
         if machine::is_incident(record, lease.generation, lease.attempt, reply) {
-            observe::incident(&self.admitted.policy.name);
-            error!("two results for one operation; both are kept");
+            let (route, key) = (&*self.admitted.policy.name, &lease.id.key);
+            observe::incident(route);
+            error!(
+                route,
+                key.digest = key.digest(),
+                "two results for one operation; both are kept"
+            );
         }
     }
 

@@ -9,8 +9,13 @@ use crate::{key::Key, scope::Scope};
 impl RecordId {
     /// Its handle: `v1.SCOPE.KEY`, both parts in base64 for URLs.
     pub fn handle(&self) -> String {
-        let [scope, key] = [self.scope.as_str(), self.key.as_str()].map(encode);
-        format!("v1.{scope}.{key}")
+        let (scope, key) = (self.scope.as_str(), self.key.as_str());
+        let mut handle = String::with_capacity(8 + (scope.len() + key.len()) * 4 / 3);
+        handle.push_str("v1.");
+        URL_SAFE_NO_PAD.encode_string(scope, &mut handle);
+        handle.push('.');
+        URL_SAFE_NO_PAD.encode_string(key, &mut handle);
+        handle
     }
 
     /// The record of a handle; `None` if it is not one.

@@ -45,7 +45,7 @@ where
     let cap = policy.request_cap();
     let too_large = || engine.reject(Rejection::body_too_large(cap), policy).map(Body::full);
     if usize::try_from(body.size_hint().lower()).map_or(true, |declared| declared > cap) {
-        return Err(early(parts.version, body, Consent::of(parts), too_large()).await);
+        return Err(Box::pin(early(parts.version, body, Consent::of(parts), too_large())).await);
     }
     let collected = match at_most {
         Some(at_most) => timeout(at_most, collect(body, cap)).await,
@@ -56,7 +56,7 @@ where
         Ok(Collected::Whole(body, _)) => Ok(body),
         // Reading it was consent, so that the client is sending now.
         Ok(Collected::TooLarge(_, rest)) => {
-            Err(early(parts.version, rest, Consent::Given, too_large()).await)
+            Err(Box::pin(early(parts.version, rest, Consent::Given, too_large())).await)
         }
         // The request never arrived as a whole. Most likely nobody is left to read an answer.
         Ok(Collected::Broken) => Err(closing(policy, StatusCode::BAD_REQUEST)),
@@ -82,7 +82,8 @@ where
     C: Send + 'static,
 {
     let (sender, answer) = oneshot::channel();
-    let run = Arc::clone(engine).run(admitted, parts, body, handler, sender);
+    // In a box: spawning a task moves it several times.
+    let run = Box::pin(Arc::clone(engine).run(admitted, parts, body, handler, sender));
     tokio::spawn(run.in_current_span());
     match answer.await {
         Ok(answer) => answer.map(|captured| match captured {

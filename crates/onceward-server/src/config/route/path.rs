@@ -27,9 +27,8 @@ pub(super) fn comparable(path: &str) -> Cow<'_, str> {
 /// slashes and backslashes read as some frameworks read them. `None` when there is but one reading.
 pub(super) fn other_readings(path: &str) -> Option<[String; 2]> {
     let escaped = |code: &str| path.contains(code) || path.contains(&code.to_ascii_lowercase());
-    let is_plain = !path.contains([';', '\\'])
-        && !path.contains("/.")
-        && !["%2E", "%2F", "%5C", "%3B"].into_iter().any(escaped);
+    let has_escapes = path.contains('%') && ["%2E", "%2F", "%5C", "%3B"].into_iter().any(escaped);
+    let is_plain = !has_escapes && !path.contains([';', '\\']) && !path.contains("/.");
     if is_plain {
         return None;
     }

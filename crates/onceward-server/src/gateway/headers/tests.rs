@@ -7,7 +7,7 @@ fn through(headers: &[(&str, &str)], peer: &str) -> HeaderMap {
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let peer = Peer(format!("{peer}:4711").parse().expect("address"));
+    let peer = Peer::new(format!("{peer}:4711").parse().expect("address"));
     let (parts, ()) = request.extension(peer).body(()).expect("valid").into_parts();
     rewrite().request(&parts, Trailers::Drop).headers
 }
@@ -105,7 +105,7 @@ fn the_standard_header_is_continued_for_trusted_proxies_and_removed_for_others()
 
 #[test]
 fn upstream_learns_that_a_request_came_by_tls() {
-    let peer = Peer("198.51.100.1:4711".parse().expect("address"));
+    let peer = Peer::new("198.51.100.1:4711".parse().expect("address"));
     let request = Request::get("/").extension(peer).extension(ByTls);
     let (parts, ()) = request.body(()).expect("valid").into_parts();
     let headers = rewrite().request(&parts, Trailers::Pass).headers;

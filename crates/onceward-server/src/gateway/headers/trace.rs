@@ -22,9 +22,19 @@ pub(super) fn ensure(headers: &mut HeaderMap) {
 
 /// Sampled: services that follow their parent would otherwise record nothing any more.
 fn begin() -> String {
-    let trace: u128 = rand::random_range(1..=u128::MAX);
-    let parent: u64 = rand::random_range(1..=u64::MAX);
-    format!("00-{trace:032x}-{parent:016x}-01")
+    let (trace, parent) = (rand::random::<u128>().max(1), rand::random::<u64>().max(1));
+    let mut made = String::with_capacity(55);
+    made.push_str("00-");
+    push_hex(&mut made, &trace.to_be_bytes());
+    made.push('-');
+    push_hex(&mut made, &parent.to_be_bytes());
+    made.push_str("-01");
+    made
+}
+
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    let digit = |value: u8| char::from(if value < 10 { b'0' + value } else { b'a' + value - 10 });
+    text.extend(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
 }
 
 /// Later versions may have more parts at the end.

@@ -1,6 +1,6 @@
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader, Lines, Read as _, Seek as _},
+    io::{BufRead as _, BufReader, Lines, PipeReader, Read as _, Seek as _},
     net::{Ipv4Addr, SocketAddr},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
 };
@@ -77,6 +77,17 @@ impl Gateway {
     pub(crate) fn start(command: &mut Command) -> Gateway {
         let log = tempfile::tempfile().expect("temporary file");
         let stderr = Stdio::from(log.try_clone().expect("duplicate"));
+        Self::start_to(command, log, stderr)
+    }
+
+    /// The same, whose log goes into a pipe that nobody reads.
+    pub(crate) fn start_unread(command: &mut Command) -> (Gateway, PipeReader) {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let log = tempfile::tempfile().expect("temporary file");
+        (Self::start_to(command, log, writer.into()), reader)
+    }
+
+    fn start_to(command: &mut Command, log: File, stderr: Stdio) -> Gateway {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let mut child = command.spawn().expect("the binary starts");
         let mut stdout = BufReader::new(child.stdout.take().expect("piped")).lines();

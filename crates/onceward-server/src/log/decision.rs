@@ -1,0 +1,270 @@
+//! The line of a decision. There is one for each request, so that it is written without what makes
+//! other lines beautiful.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use onceward::{clock::Timestamp, observe::DECISION};
+use tracing::{
+    Event, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
+    registry::LookupSpan,
+};
+
+use crate::{admin::time::rfc3339, cli::LogFormat};
+
+/// Writes decisions by itself, and leaves all other lines to the usual way, whose form it keeps.
+pub(super) struct Decisions<F> {
+    pub(super) format: LogFormat,
+    pub(super) others: F,
+}
+
+impl<S, N, F> FormatEvent<S, N> for Decisions<F>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+    N: for<'writer> FormatFields<'writer> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        if event.metadata().target() != DECISION {
+            return self.others.format_event(context, writer, event);
+        }
+        let level = event.metadata().level().as_str();
+        match self.format {
+            LogFormat::Text => {
+                write_time(&mut writer)?;
+                writer.write_str("  ")?;
+                for part in [level, " ", DECISION, ":"] {
+                    writer.write_str(part)?;
+                }
+            }
+            LogFormat::Json => {
+                writer.write_str("{\"timestamp\":\"")?;
+                write_time(&mut writer)?;
+                for part in ["\",\"level\":\"", level, "\""] {
+                    writer.write_str(part)?;
+                }
+            }
+        }
+        let mut fields = Fields { format: self.format, writer, written: Ok(()) };
+        event.record(&mut fields);
+        fields.written?;
+        match self.format {
+            LogFormat::Text => fields.writer.write_char('\n'),
+            LogFormat::Json => {
+                for part in [",\"target\":\"", DECISION, "\"}\n"] {
+                    fields.writer.write_str(part)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The time in UTC, to the microsecond. All but that is the same for a second.
+fn write_time(writer: &mut Writer<'_>) -> fmt::Result {
+    thread_local! {
+        static SECOND: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    SECOND.with_borrow_mut(|(second, written)| {
+        if *second != now.as_secs() || written.is_empty() {
+            let whole = i64::try_from(now.as_secs()).unwrap_or(0).saturating_mul(1_000_000);
+            *written = rfc3339(Timestamp::from_micros(whole)).replace('Z', ".");
+            *second = now.as_secs();
+        }
+        writer.write_str(written)?;
+        write_digits(writer, now.subsec_micros(), 6)?;
+        writer.write_char('Z')
+    })
+}
+
+fn write_digits(writer: &mut Writer<'_>, number: u32, digits: u32) -> fmt::Result {
+    (0..digits).rev().try_for_each(|place| {
+        let digit = number / 10_u32.pow(place) % 10;
+        writer.write_char(char::from_digit(digit, 10).unwrap_or('0'))
+    })
+}
+
+struct Fields<'a> {
+    format: LogFormat,
+    writer: Writer<'a>,
+    written: fmt::Result,
+}
+
+impl Fields<'_> {
+    fn name(&mut self, field: &Field) -> fmt::Result {
+        let [before, after] = match self.format {
+            LogFormat::Text => [" ", "="],
+            LogFormat::Json => [",\"", "\":"],
+        };
+        for part in [before, field.name(), after] {
+            self.writer.write_str(part)?;
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &str) -> fmt::Result {
+        let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+        match self.format {
+            _ if text.bytes().all(is_plain) => {
+                for part in ["\"", text, "\""] {
+                    self.writer.write_str(part)?;
+                }
+                Ok(())
+            }
+            LogFormat::Text => write!(self.writer, "{text:?}"),
+            LogFormat::Json => self.writer.write_str(&serde_json::Value::from(text).to_string()),
+        }
+    }
+
+    fn field(&mut self, field: &Field, write: impl FnOnce(&mut Self) -> fmt::Result) {
+        if self.written.is_ok() {
+            self.written = self.name(field).and_then(|()| write(self));
+        }
+    }
+}
+
+impl Visit for Fields<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.field(field, |this| this.text(value));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.field(field, |this| match value {
+            // Attempts and generations, most of the time.
+            0..10 => write_digits(&mut this.writer, u32::try_from(value).unwrap_or(0), 1),
+            _ => write!(this.writer, "{value}"),
+        });
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.field(field, |this| write!(this.writer, "{value:?}"));
+    }
+
+    /// What it says, which is first.
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match (field.name(), self.format) {
+            ("message", LogFormat::Text) => {
+                if self.written.is_ok() {
+                    self.written = write!(self.writer, " {value:?}");
+                }
+            }
+            ("message", LogFormat::Json) => {
+                self.field(field, |this| this.text(&format!("{value:?}")));
+            }
+            _ => self.field(field, |this| this.text(&format!("{value:?}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        sync::{Arc, Mutex},
+    };
+
+    use tracing::{info, subscriber::with_default};
+    use tracing_subscriber::fmt::{MakeWriter, format, format::JsonFields};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("not poisoned").write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MakeWriter<'_> for Written {
+        type Writer = Written;
+
+        fn make_writer(&self) -> Written {
+            self.clone()
+        }
+    }
+
+    fn events() {
+        for (route, duration_ms) in [("POST /v1/**", 12.4), ("\"\\\u{e9}\n", 3.0)] {
+            let (attempt, nothing) = (Some(1_u32), None::<u32>);
+            let (status, generation) = (201_u16, 12_u32);
+            let digest = "3f8a01bc";
+            info!(target: DECISION, parent: None, route, status, duration_ms, attempt, nothing,
+                generation, key.digest = digest, "{}", "decision");
+        }
+        info!(why = "stop", "another line");
+    }
+
+    fn lines(format: LogFormat, by_hand: bool) -> Vec<String> {
+        let written = Written::default();
+        let subscriber = tracing_subscriber::fmt().with_writer(written.clone()).with_ansi(false);
+        match (format, by_hand) {
+            (LogFormat::Text, false) => with_default(subscriber.finish(), events),
+            (LogFormat::Text, true) => {
+                let others = format::format().with_ansi(false);
+                let subscriber = subscriber.event_format(Decisions { format, others });
+                with_default(subscriber.finish(), events);
+            }
+            (LogFormat::Json, by_hand) => {
+                let others = format::format().json().flatten_event(true).with_span_list(false);
+                let subscriber = subscriber.fmt_fields(JsonFields::new());
+                match by_hand {
+                    false => with_default(subscriber.event_format(others).finish(), events),
+                    true => {
+                        let subscriber = subscriber.event_format(Decisions { format, others });
+                        with_default(subscriber.finish(), events);
+                    }
+                }
+            }
+        }
+        let written = written.0.lock().expect("not poisoned").clone();
+        String::from_utf8(written).expect("text").lines().map(str::to_owned).collect()
+    }
+
+    /// How a time looks.
+    fn shape(time: &str) -> String {
+        time.replace(|char: char| char.is_ascii_digit(), "0")
+    }
+
+    #[test]
+    fn a_decision_is_written_as_any_other_line() {
+        let (ours, usual) = (lines(LogFormat::Text, true), lines(LogFormat::Text, false));
+        assert_eq!((ours.len(), usual.len()), (3, 3));
+        for (ours, usual) in ours.iter().zip(&usual) {
+            let (our_time, ours) = ours.split_at(27);
+            let (usual_time, usual) = usual.split_at(27);
+            assert_eq!((shape(our_time), ours), (shape(usual_time), usual));
+        }
+    }
+
+    #[test]
+    fn a_decision_in_json_has_the_same_parts_as_any_other_line() {
+        let (ours, usual) = (lines(LogFormat::Json, true), lines(LogFormat::Json, false));
+        assert_eq!((ours.len(), usual.len()), (3, 3));
+        for (ours, usual) in ours.iter().zip(&usual) {
+            let [mut ours, mut usual] = [ours, usual]
+                .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));
+            let [our_time, usual_time] = [&mut ours, &mut usual]
+                .map(|line| line["timestamp"].take().as_str().map(shape).expect("a time"));
+            assert_eq!((our_time, ours), (usual_time, usual));
+        }
+    }
+}
