@@ -12,16 +12,11 @@ use crate::{
     store::{Reaped, StoreError},
 };
 
-/// The most and the fewest rows in one call of the store.
-const BATCH_MAX: u32 = 200;
-const BATCH_MIN: u32 = 10;
+/// So many rows in one call of the store: requests do not wait behind it for long.
+const BATCH: u32 = 50;
 
-/// What one call is to take: requests may have to wait behind it. The next one has as many rows as
-/// this one shows to be right.
-const CALL_TIME: Duration = Duration::from_millis(2);
-
-/// So many rows of each kind of thing in one run.
-const ROWS_MAX: u32 = 40_000;
+/// So many calls for each kind of thing in one run.
+const BATCHES_MAX: u32 = 800;
 
 /// Drops the replies of records past their retention, then their tombstones, then what was remembered
 /// of them; and messages of an outbox that were delivered long ago. Never touches a record that is not
@@ -137,40 +132,34 @@ impl Reaper {
 
     /// Until nothing is left, the bound is reached, or the engine drains.
     async fn in_batches(&self, kind: Kind, reap: &mut Reap) -> Result<(), StoreError> {
-        let mut batch = BATCH_MIN;
-        let mut rows = 0;
-        while rows < ROWS_MAX {
+        for _ in 0..BATCHES_MAX {
             if self.engine.is_draining() {
                 return Ok(());
             }
             let begun = Instant::now();
-            let done = self.batch(kind, batch, reap).await?;
-            let took = begun.elapsed();
-            if done == 0 || rest(&self.engine, took).await {
+            if self.batch(kind, reap).await? == 0 || rest(&self.engine, begun.elapsed()).await {
                 return Ok(());
             }
-            rows += done;
-            batch = next_batch(batch, took);
         }
         reap.more = true;
         Ok(())
     }
 
-    async fn batch(&self, kind: Kind, batch: u32, reap: &mut Reap) -> Result<u32, StoreError> {
+    async fn batch(&self, kind: Kind, reap: &mut Reap) -> Result<u32, StoreError> {
         match (kind, &self.outbox) {
             (Kind::Record, _) => {
-                let Reaped { expired, purged } = self.engine.reap_some(batch).await?;
+                let Reaped { expired, purged } = self.engine.reap_some(BATCH).await?;
                 (reap.expired, reap.purged) = (reap.expired + expired, reap.purged + purged);
                 Ok(expired + purged)
             }
             (Kind::Audit, _) => {
-                let purged = self.engine.purge_some_audit(self.audit_retention, batch).await?;
+                let purged = self.engine.purge_some_audit(self.audit_retention, BATCH).await?;
                 reap.audits += purged;
                 Ok(purged)
             }
             (Kind::Message, None) => Ok(0),
             (Kind::Message, Some((outbox, kept_for))) => {
-                let purged = self.engine.in_time(outbox.purge_done(*kept_for, batch)).await?;
+                let purged = self.engine.in_time(outbox.purge_done(*kept_for, BATCH)).await?;
                 let purged = u32::try_from(purged.len()).unwrap_or(u32::MAX);
                 observe::purged("message", purged);
                 reap.messages += purged;
@@ -186,25 +175,4 @@ enum Kind {
     Record,
     Audit,
     Message,
-}
-
-/// As many rows as would have taken the right time, but no more than twice as many as now.
-fn next_batch(batch: u32, took: Duration) -> u32 {
-    let right = f64::from(batch) * CALL_TIME.as_secs_f64() / took.as_secs_f64().max(1e-6);
-    (right as u32).min(batch * 2).clamp(BATCH_MIN, BATCH_MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_grow_while_calls_are_quick_and_shrink_when_they_are_slow() {
-        let after = |batch, micros| next_batch(batch, Duration::from_micros(micros));
-        assert_eq!(after(BATCH_MIN, 100), 2 * BATCH_MIN);
-        assert_eq!(after(100, 1000), BATCH_MAX);
-        assert_eq!(after(BATCH_MAX, 1), BATCH_MAX);
-        assert_eq!(after(100, 4000), 50);
-        assert_eq!(after(100, 60_000_000), BATCH_MIN);
-    }
 }

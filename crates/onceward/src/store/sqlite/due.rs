@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use sqlx::{SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
     changes::Changes,
@@ -22,6 +22,22 @@ use crate::{
 
 /// How many records are moved on in one call.
 const PAGE_MAX: u32 = 256;
+
+/// When a commit is on the disk, as SQLite numbers it.
+#[derive(Clone, Copy)]
+enum Synced {
+    WithTheNext = 1,
+    Each = 2,
+}
+
+impl Synced {
+    fn pragma(self) -> &'static str {
+        match self {
+            Synced::WithTheNext => "PRAGMA synchronous = NORMAL",
+            Synced::Each => "PRAGMA synchronous = FULL",
+        }
+    }
+}
 
 /// Some of the rows that a worker has to look at.
 struct Page<'a> {
@@ -61,7 +77,34 @@ impl Writer {
         }
     }
 
+    /// What is reaped may come back after a crash, and is reaped again: its commit does not wait for
+    /// the disk, and neither does who stands behind it. The next commit of a request syncs it too.
     pub(super) async fn reap(&mut self, limit: u32) -> Outcome<Reaped> {
+        self.sync_commits(Synced::WithTheNext).await?;
+        let reaped = self.reap_pages(limit).await;
+        self.sync_commits(Synced::Each).await?;
+        reaped
+    }
+
+    /// A connection that does not do so is given up.
+    async fn sync_commits(&mut self, synced: Synced) -> Outcome<()> {
+        let connection = self.connection().await?;
+        // Not prepared once for all: the pragma works while it is prepared.
+        let set = async {
+            sqlx::raw_sql(synced.pragma()).execute(&mut *connection).await?;
+            let level = sqlx::raw_sql("PRAGMA synchronous").fetch_one(connection).await?;
+            level.try_get::<i64, _>(0)
+        };
+        let error = match set.await {
+            Ok(level) if level == synced as i64 => return Ok(()),
+            Ok(level) => sqlx::Error::Protocol(format!("PRAGMA synchronous stayed at {level}")),
+            Err(error) => error,
+        };
+        self.give_up();
+        Err(before(error))
+    }
+
+    async fn reap_pages(&mut self, limit: u32) -> Outcome<Reaped> {
         let limit = limit.min(PAGE_MAX);
         let mut reaped = Reaped::default();
         let mut left_alone = 0;

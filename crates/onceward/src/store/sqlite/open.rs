@@ -236,6 +236,8 @@ async fn connect(
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .pragma("journal_size_limit", LOG_KEPT_MAX)
+        // What a statement would have to undo is else written to a file of its own.
+        .pragma("temp_store", "MEMORY")
         .busy_timeout(BUSY_TIMEOUT)
         .foreign_keys(true)
         .disable_statement_logging();

@@ -301,6 +301,11 @@ impl Writer {
         failure
     }
 
+    /// The next one who needs a connection makes a new one.
+    pub(super) fn give_up(&mut self) {
+        self.connection = None;
+    }
+
     pub(super) async fn connection(&mut self) -> Outcome<&mut SqliteConnection> {
         if self.poisoned {
             let broken = std::io::Error::other("an fsync failed; the process has to be restarted");
