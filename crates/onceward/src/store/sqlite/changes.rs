@@ -13,8 +13,8 @@ use super::{
     PendingStep,
     beside::Gathered,
     error::STORE,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_buried, bind_id, bind_record, read_record},
-    sql::{BURY, LOAD, PUTS, REMEMBER},
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, buried, read_record},
+    sql::{BURY, LOAD, PUTS, REMEMBER, REMOVE},
 };
 use crate::{
     record::{AuditRecord, Record, RecordId},
@@ -45,12 +45,13 @@ impl Changes<'_> {
                 rest = after;
             }
         }
-        for record in self.buried {
-            bind_buried(sqlx::query(BURY), record).execute(&mut *connection).await?;
+        if !self.buried.is_empty() {
+            let buried: serde_json::Value = self.buried.iter().map(|it| buried(it)).collect();
+            sqlx::query(BURY).bind(buried.to_string()).execute(&mut *connection).await?;
         }
-        for id in self.removed {
-            let query = sqlx::query("DELETE FROM records WHERE scope = ? AND key = ?");
-            bind_id(query, id).execute(&mut *connection).await?;
+        if !self.removed.is_empty() {
+            let removed = names(self.removed.iter().copied());
+            sqlx::query(REMOVE).bind(removed).execute(&mut *connection).await?;
         }
         // After the records: the triggers of those that came to rest have done their part.
         self.beside.write(&mut *connection).await?;
@@ -71,8 +72,12 @@ pub(super) fn ids_of(steps: &[Box<dyn PendingStep>]) -> Vec<RecordId> {
 
 /// The query for these records.
 pub(super) fn load(ids: &[RecordId]) -> Select<'static> {
-    let names: Vec<[&str; 2]> = ids.iter().map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
-    sqlx::query(LOAD).bind(serde_json::to_string(&names).unwrap_or_default())
+    sqlx::query(LOAD).bind(names(ids.iter()))
+}
+
+fn names<'a>(ids: impl Iterator<Item = &'a RecordId>) -> String {
+    let names: Vec<[&str; 2]> = ids.map(|id| [id.scope.as_str(), id.key.as_str()]).collect();
+    serde_json::to_string(&names).unwrap_or_default()
 }
 
 /// What [`load`] found. A record that cannot be read is not taken for none.

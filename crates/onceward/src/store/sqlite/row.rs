@@ -130,10 +130,23 @@ pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<
     bind_reply(values, audit.reply.as_ref())
 }
 
-/// What the reaper changes of a record, and its address.
-pub(super) fn bind_buried<'q>(values: Values<'q>, record: &Record) -> Values<'q> {
-    let values = values.bind(record.state.name()).bind(i64::from(record.void));
-    bind_id(bind_reply(values, record.reply.as_ref()), &record.id)
+/// The address of a record, and what the reaper changes of it.
+pub(super) fn buried(record: &Record) -> serde_json::Value {
+    let reply = record.reply.as_ref();
+    serde_json::json!([
+        record.id.scope.as_str(),
+        record.id.key.as_str(),
+        record.state.name(),
+        i64::from(record.void),
+        reply.map(|reply| reply.status.as_u16()),
+        reply.map(|reply| hex(&encode_headers(&reply.headers))),
+        reply.map(|_| "not_stored"),
+        reply.map(|reply| hex(&digest(reply))),
+    ])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn bind_reply<'q>(values: Values<'q>, reply: Option<&Reply>) -> Values<'q> {

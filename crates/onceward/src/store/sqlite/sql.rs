@@ -40,10 +40,17 @@ pub(super) const DUE_RETENTION: &str = concat!(
      LIMIT ? OFFSET ?)"
 );
 
-/// A tombstone in place of a record.
-pub(super) const BURY: &str = "UPDATE records SET state = ?, void = ?, reply_status = ?, \
-    reply_headers = ?, reply_schema = ?, reply_encoding = ?, reply_length = ?, reply_body = ?, \
-    reply_digest = ? WHERE scope = ? AND key = ?";
+/// Tombstones in place of records: of a reply only its status is left. One statement for all, since
+/// each is a way to another thread and back.
+pub(super) const BURY: &str = "UPDATE records SET state = value ->> 2, void = value ->> 3, \
+    reply_status = value ->> 4, reply_headers = unhex(value ->> 5), reply_schema = NULL, \
+    reply_encoding = value ->> 6, reply_length = NULL, reply_body = NULL, \
+    reply_digest = unhex(value ->> 7) \
+    FROM json_each(?) WHERE scope = value ->> 0 AND records.key = value ->> 1";
+
+pub(super) const REMOVE: &str = "DELETE FROM records WHERE record_id IN (\
+    SELECT record_id FROM json_each(?) CROSS JOIN records \
+    ON scope = value ->> 0 AND records.key = value ->> 1)";
 
 pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \
