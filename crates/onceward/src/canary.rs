@@ -231,6 +231,7 @@ impl Canary {
         // A beat that is not heard of, or does not meet all, takes back what the last one said.
         let mut vouching = Vouching { vouched: &self.vouched, epoch: None };
         let pulse = self.store.beat(Beat { node, acked }).await?;
+        observe::store_epoch(epoch);
         let mut known = self.lock();
         known.memory.acked = known.memory.acked.max(pulse.count);
         let before = std::mem::replace(&mut known.regression, pulse.regression);

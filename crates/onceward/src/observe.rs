@@ -51,6 +51,7 @@ const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 const STORE_REGRESSED: &str = "onceward_store_regressed";
 const STORE_REGRESSIONS: &str = "onceward_store_regressions_total";
+const STORE_EPOCH: &str = "onceward_store_epoch";
 #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_ERRORS: &str = "onceward_worker_error_total";
 #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
@@ -77,9 +78,11 @@ pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
         Unit::Count,
         "times the store was found to have lost data"
     );
+    describe_gauge!(STORE_EPOCH, Unit::Count, "changes when the store may be another one");
     counter!(EMAIL_AS_KEY).increment(0);
     counter!(STORE_REGRESSIONS).increment(0);
     gauge!(STORE_REGRESSED).increment(0.0);
+    gauge!(STORE_EPOCH).increment(0.0);
     counter!(BREAKER_OPENED).increment(0);
     gauge!(BREAKER_OPEN).increment(0.0);
     for route in routes {
@@ -110,6 +113,11 @@ pub(crate) fn breaker_is_open(is_open: bool) {
 
 pub(crate) fn store_is_regressed(is_regressed: bool) {
     gauge!(STORE_REGRESSED).set(if is_regressed { 1.0 } else { 0.0 });
+}
+
+/// A beat was answered by the store of this epoch.
+pub(crate) fn store_epoch(epoch: u64) {
+    gauge!(STORE_EPOCH).set(epoch as f64);
 }
 
 pub(crate) fn store_regressed() {
