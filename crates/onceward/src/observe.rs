@@ -9,6 +9,11 @@ use metrics::{
 };
 use tracing::info;
 
+use crate::{
+    machine,
+    store::{Resolution, Resolve, Resolved},
+};
+
 /// The twelve counters that every Onceward process has from its start.
 pub const COUNTERS: [(&str, &str); 12] = [
     (RESERVE_CREATED, "keys reserved for the first time"),
@@ -140,8 +145,29 @@ pub(crate) fn expired_run_again(route: &str) {
     counter!(EXPIRED_RUN_AGAIN, "route" => route.to_owned()).increment(1);
 }
 
+/// Counts what came of a resolve, whoever asked for it: an outcome that is known now, or an incident.
+/// Returns whether it is one.
+pub fn resolved(asked: &Resolve, answer: &Resolved) -> bool {
+    let (Resolved::Applied(record) | Resolved::Refused(record)) = answer else { return false };
+    let is_incident = machine::is_contradiction(asked, answer);
+    let is_applied = matches!(answer, Resolved::Applied(_));
+    match &asked.resolution {
+        _ if is_incident => incident(&record.route),
+        Resolution::Complete(_)
+        | Resolution::Executed { .. }
+        | Resolution::Release(_)
+        | Resolution::Absent { .. }
+            if is_applied =>
+        {
+            count(RECONCILE_RESOLVED, &record.route);
+        }
+        _ => {}
+    }
+    is_incident
+}
+
 /// Two results for one generation do not agree.
-pub fn incident(route: &str) {
+pub(crate) fn incident(route: &str) {
     counter!(INCIDENT, "route" => route.to_owned()).increment(1);
 }
 
