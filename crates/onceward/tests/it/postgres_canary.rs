@@ -12,6 +12,7 @@ use onceward::{
     testing::samples::{ask, intend, phased, save, withdraw},
 };
 use onceward_testbed::{CutProxy, Postgres, READY_FOR_QUERY};
+use sqlx::PgConnection;
 use tokio::time::{sleep, timeout};
 
 use crate::{
@@ -95,9 +96,10 @@ async fn while_nodes_are_waited_for_nothing_runs_and_the_store_is_not_taken_for_
     run(&mut home.connection().await, CHANGE_HANDS).await;
     // A beat that does not meet all takes back what the last one said, on the same connections.
     canary.beat().await.expect("a beat");
-    for _ in 0..4 {
-        let refused = service.charge(&format!("{LATE}-{}", rand::random::<u32>())).await;
-        assert_eq!(refused.says(), says(503, "store_unavailable"));
+    // At once, so that no answer of the store comes between them and makes up for it.
+    let refused = [0, 1, 2, 3].map(|number| service.spawn_charge(&format!("{LATE}-{number}")));
+    for refused in refused {
+        assert_eq!(refused.await.expect("an answer").says(), says(503, "store_unavailable"));
     }
     assert_eq!((service.runs(), service.engine.breaker_state()), (1, BreakerState::Closed));
     assert_eq!(service.charge(EARLY).await.says(), says(200, "replayed"));
@@ -166,10 +168,17 @@ async fn stands(home: &Home) {
          AND query LIKE '%{}%beat%'",
         home.schema
     );
-    let mut eyes = home.connection().await;
-    while !one::<bool>(&mut eyes, &waits).await {
-        sleep(Duration::from_millis(5)).await;
-    }
+    until(&mut home.connection().await, &waits).await;
+}
+
+/// Looks again and again until it is so.
+async fn until(eyes: &mut PgConnection, condition: &str) {
+    let looking = async {
+        while !one::<bool>(eyes, condition).await {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), looking).await.expect("it comes to be so");
 }
 
 #[tokio::test]
@@ -208,9 +217,7 @@ async fn a_beat_that_nobody_heard_of_still_counts() {
     // Its caller goes, as one whose time is over does. The beat asks for the record, and finds it.
     asking.abort();
     run(&mut other, "ROLLBACK").await;
-    while one::<i64>(&mut other, "SELECT count FROM beats").await < 2 {
-        sleep(Duration::from_millis(5)).await;
-    }
+    until(&mut other, "SELECT count = 2 FROM beats").await;
     // Both are lost. The node says what it has heard of.
     run(&mut other, "UPDATE beats SET count = 1; DELETE FROM records").await;
     assert!(beat(&home, HERE, 1).await.regression.is_some(), "the beat stood for the record");
