@@ -46,7 +46,10 @@ impl Workers {
         let mut reaper = Reaper::new(Arc::clone(engine)).audit_retention(settings.audit_retention);
         if let Some(outbox) = outbox {
             if !sinks.is_empty() {
-                let relay = Relay::new(Arc::clone(&outbox));
+                let mut relay = Relay::new(Arc::clone(&outbox));
+                if let Some(canary) = engine.canary() {
+                    relay = relay.canary(Arc::clone(canary));
+                }
                 let relay =
                     sinks.into_iter().fold(relay, |relay, (name, sink)| relay.sink(name, sink));
                 let stop = stopped(gone.clone());

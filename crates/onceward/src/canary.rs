@@ -34,8 +34,10 @@ use crate::{
 };
 
 mod memory;
+#[cfg(test)]
+mod tests;
 
-use memory::Memory;
+use memory::{Memory, Place};
 
 /// After a failover nothing is vouched for until every other node has been there, or for this long:
 /// what one of them has lost, only that one knows.
@@ -56,7 +58,7 @@ pub struct Canary {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     limit: Duration,
-    file: Option<PathBuf>,
+    file: Option<Place>,
     known: Mutex<Known>,
     /// Held by the one that beats.
     beating: tokio::sync::Mutex<()>,
@@ -129,13 +131,15 @@ impl Canary {
     }
 
     /// The same with a file that remembers when the process does not. It must not be where the store
-    /// is, and belongs to one process at a time.
+    /// is, and belongs to one process at a time: a lock beside it, `FILE.lock`, is held until this is
+    /// dropped.
     ///
     /// # Errors
-    /// When the file is there and cannot be read, or is of another kind.
+    /// When another process has the file, when it is there and cannot be read, or is of another kind,
+    /// and when its folder cannot be written to.
     pub fn remembering(mut self, file: impl Into<PathBuf>) -> io::Result<Self> {
-        let file = file.into();
-        if let Some(memory) = memory::read(&file)? {
+        let file = Place::take(file.into())?;
+        if let Some(memory) = memory::read(&file.path)? {
             let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
             (known.memory, known.saved) = (memory, memory.acked);
         }
@@ -172,6 +176,11 @@ impl Canary {
             observe::store_is_regressed(false);
         }
         (!is_over).then_some(regression)
+    }
+
+    /// What is lost and nobody has acknowledged, also when the time limit is over and keys run again.
+    pub fn unacknowledged(&self) -> Option<Regression> {
+        self.lock().regression
     }
 
     /// Whether this key cannot be one that was lost: it says by itself that it was made after the loss
@@ -231,6 +240,7 @@ impl Canary {
         // A beat that is not heard of, or does not meet all, takes back what the last one said.
         let mut vouching = Vouching { vouched: &self.vouched, epoch: None };
         let pulse = self.store.beat(Beat { node, acked }).await?;
+        observe::store_epoch(epoch);
         let mut known = self.lock();
         known.memory.acked = known.memory.acked.max(pulse.count);
         let before = std::mem::replace(&mut known.regression, pulse.regression);
@@ -279,7 +289,7 @@ impl Canary {
     /// # Cancel safety
     /// May be dropped: the file is the old one or the new one.
     pub async fn save(&self) -> io::Result<()> {
-        let Some(file) = self.file.clone() else { return Ok(()) };
+        let Some(file) = self.file.as_ref().map(|file| file.path.clone()) else { return Ok(()) };
         let (memory, saved) = {
             let known = self.lock();
             (known.memory, known.saved)

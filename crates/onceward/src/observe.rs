@@ -9,7 +9,11 @@ use metrics::{
 };
 use tracing::info;
 
-use crate::key::Key;
+use crate::{
+    key::Key,
+    machine,
+    store::{Resolution, Resolve, Resolved},
+};
 
 /// The twelve counters that every Onceward process has from its start.
 pub const COUNTERS: [(&str, &str); 12] = [
@@ -53,6 +57,7 @@ const BREAKER_OPEN: &str = "onceward_breaker_open";
 const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 const STORE_REGRESSED: &str = "onceward_store_regressed";
 const STORE_REGRESSIONS: &str = "onceward_store_regressions_total";
+const STORE_EPOCH: &str = "onceward_store_epoch";
 #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_ERRORS: &str = "onceward_worker_error_total";
 #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
@@ -79,9 +84,11 @@ pub fn register<'a>(routes: impl IntoIterator<Item = &'a str>) {
         Unit::Count,
         "times the store was found to have lost data"
     );
+    describe_gauge!(STORE_EPOCH, Unit::Count, "changes when the store may be another one");
     counter!(EMAIL_AS_KEY).increment(0);
     counter!(STORE_REGRESSIONS).increment(0);
     gauge!(STORE_REGRESSED).increment(0.0);
+    gauge!(STORE_EPOCH).increment(0.0);
     counter!(BREAKER_OPENED).increment(0);
     gauge!(BREAKER_OPEN).increment(0.0);
     for route in routes {
@@ -114,6 +121,11 @@ pub(crate) fn store_is_regressed(is_regressed: bool) {
     gauge!(STORE_REGRESSED).set(if is_regressed { 1.0 } else { 0.0 });
 }
 
+/// A beat was answered by the store of this epoch.
+pub(crate) fn store_epoch(epoch: u64) {
+    gauge!(STORE_EPOCH).set(epoch as f64);
+}
+
 pub(crate) fn store_regressed() {
     counter!(STORE_REGRESSIONS).increment(1);
 }
@@ -134,8 +146,29 @@ pub(crate) fn expired_run_again(route: &str) {
     counter!(EXPIRED_RUN_AGAIN, "route" => route.to_owned()).increment(1);
 }
 
+/// Counts what came of a resolve, whoever asked for it: an outcome that is known now, or an incident.
+/// Returns whether it is one.
+pub fn resolved(asked: &Resolve, answer: &Resolved) -> bool {
+    let (Resolved::Applied(record) | Resolved::Refused(record)) = answer else { return false };
+    let is_incident = machine::is_contradiction(asked, answer);
+    let is_applied = matches!(answer, Resolved::Applied(_));
+    match &asked.resolution {
+        _ if is_incident => incident(&record.route),
+        Resolution::Complete(_)
+        | Resolution::Executed { .. }
+        | Resolution::Release(_)
+        | Resolution::Absent { .. }
+            if is_applied =>
+        {
+            count(RECONCILE_RESOLVED, &record.route);
+        }
+        _ => {}
+    }
+    is_incident
+}
+
 /// Two results for one generation do not agree.
-pub fn incident(route: &str) {
+pub(crate) fn incident(route: &str) {
     counter!(INCIDENT, "route" => route.to_owned()).increment(1);
 }
 

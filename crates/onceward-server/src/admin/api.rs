@@ -370,7 +370,7 @@ impl Api {
             Operation::Traffic => json(&self.0.traffic.seen()),
             Operation::Shadow => json(&ShadowView::from(self.0.shadow.listed())),
             Operation::Document => json(&document()),
-            Operation::ShowRegression => json(&regression::show(&self.0.canary)),
+            Operation::ShowRegression => json(&regression::show(&self.0.canary).await?),
             Operation::ResolveKey => {
                 let asked: ResolveRequest = read(parts, body).await?;
                 detached(async move { resolve::resolve(&*api.0.store, &id, asked, &who).await })

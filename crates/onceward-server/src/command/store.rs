@@ -62,9 +62,14 @@ fn show(view: &RegressionView) {
         (Some(found), None) => format!("anything (found {found})"),
     };
     match &view.refused_until {
-        Some(until) => print(&format!(
+        Some(until) if view.regressed => print(&format!(
             "The store may have lost {lost}.\nKeys that may be among it are refused until {until}, \
              or until `onceward store acknowledge`.\n"
+        )),
+        Some(until) => print(&format!(
+            "The store may have lost {lost}, and nobody has acknowledged it.\nThe time limit was \
+             over at {until}: keys run again, and what was lost may run twice. `onceward store \
+             acknowledge` says that it was looked into.\n"
         )),
         None => print(&format!(
             "Acknowledged: the store may have lost {lost}. Keys run again, on every node within a \

@@ -18,7 +18,7 @@ use http::{
 use http_body::Body as _;
 use hyper::body::Incoming;
 use onceward::{
-    Key, LookupKey, Reply, Scope, Store, machine, observe,
+    Key, LookupKey, Reply, Scope, Store, observe,
     record::{AttemptId, Fence, Record, RecordId, State},
     reply::ReplyBody,
     store::{Proof, Resolution, Resolve, Resolved, StoreError},
@@ -243,10 +243,9 @@ impl Webhooks {
         let reason = format!("webhook {}: a signed message", webhook.name).into();
         let resolve = Resolve { id: id.clone(), generation, fence, resolution, reason };
         let resolved = self.store.resolve(resolve.clone()).await?;
-        if let Resolved::Applied(record) | Resolved::Refused(record) = &resolved
-            && machine::is_contradiction(&resolve, &resolved)
+        if observe::resolved(&resolve, &resolved)
+            && let Resolved::Applied(record) | Resolved::Refused(record) = &resolved
         {
-            observe::incident(&record.route);
             let (webhook, route) = (&*webhook.name, &*record.route);
             error!(webhook, route, "told otherwise than was known; both are kept");
         }

@@ -2,10 +2,11 @@
 
 use std::{fs, process::Output};
 
+use onceward_testbed::Postgres;
 use serde_json::Value;
 
 use crate::support::{
-    ALICE, Gateway, TOKEN, Upstream, admin, binary, document, get, ok, post, refusal,
+    ALICE, Gateway, TOKEN, Upstream, admin, binary, document, eventually, get, ok, post, refusal,
 };
 
 const EARLY: &str = "order-0000000000000001";
@@ -27,9 +28,12 @@ impl World {
     }
 
     fn gateway(&self) -> Gateway {
-        let (url, canary) = (self.path("onceward.db"), self.path("canary"));
-        let toml = format!("[store]\nurl = \"file:{url}\"\ncanary_file = \"{canary}\"\n{ALICE}");
-        Gateway::with(self.upstream.address, &toml)
+        Gateway::with(self.upstream.address, &self.settings("onceward.db", "canary"))
+    }
+
+    fn settings(&self, store: &str, canary: &str) -> String {
+        let (url, canary) = (self.path(store), self.path(canary));
+        format!("[store]\nurl = \"file:{url}\"\ncanary_file = \"{canary}\"\n{ALICE}")
     }
 
     /// One request to a gateway that then ends in good order.
@@ -101,4 +105,100 @@ fn a_store_that_lost_nothing_serves_after_a_restart() {
     let (code, said) = store(&gateway, &["status", "-o", "json"]);
     assert_eq!((code, said.contains("\"regressed\": false")), (Some(0), true), "{said}");
     assert_eq!(get(gateway.admin, "/readyz").text(), "ready\n");
+}
+
+#[test]
+fn a_second_process_on_one_canary_file_does_not_start() {
+    let world = World::new();
+    let mut first = world.gateway();
+    let start = |store: &str, canary: &str| {
+        let config = world.path("second.toml");
+        let settings = world.settings(store, canary);
+        let head = "config_version = 1\n[gateway]\nupstream = \"http://127.0.0.1:9\"\n\
+                    [scope]\nfrom = \"anonymous\"\n";
+        fs::write(&config, format!("{head}{settings}")).expect("written");
+        let mut command = binary();
+        let ports = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
+        command.args(["serve", "--config", &config]).args(ports);
+        command
+    };
+    // Whatever store it is for: a node is one process.
+    let refused = start("other.db", "canary").output().expect("it ends");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("store.canary_file") && said.contains("another process"), "{said}");
+    let _own = Gateway::start(&mut start("onceward.db", "another"));
+    // The lock is gone with its process, however that ended.
+    first.signal("KILL");
+    assert!(!first.exit_status().success());
+    let _next = Gateway::start(&mut start("onceward.db", "canary"));
+}
+
+/// A database that can be put back to what it was, under whoever uses it.
+struct Restorable<'a> {
+    server: &'static Postgres,
+    name: &'a str,
+}
+
+impl Restorable<'_> {
+    fn psql(&self, sql: &str) {
+        self.server.psql("postgres", &sql.replace("DB", self.name));
+    }
+
+    /// Nobody is connected, and nobody can be.
+    fn close(&self) {
+        self.psql("ALTER DATABASE DB ALLOW_CONNECTIONS false");
+        self.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'DB'");
+    }
+
+    fn back_up(&self) {
+        self.close();
+        self.psql("CREATE DATABASE DB_backup TEMPLATE DB");
+        self.psql("ALTER DATABASE DB ALLOW_CONNECTIONS true");
+    }
+
+    fn restore(&self) {
+        self.close();
+        self.psql("DROP DATABASE DB WITH (FORCE)");
+        self.psql("ALTER DATABASE DB_backup RENAME TO DB");
+    }
+}
+
+#[test]
+fn a_database_that_was_restored_under_a_running_gateway_runs_nothing_twice() {
+    let world = World::new();
+    let server = Postgres::shared();
+    let database = server.create_database();
+    let backup = Restorable { server, name: database.name() };
+    let (url, canary) = (database.url(), world.path("canary"));
+    let toml = format!("[store]\nurl = \"{url}\"\ncanary_file = \"{canary}\"\n{ALICE}");
+    let gateway = Gateway::with(world.upstream.address, &toml);
+    let charge = |key: &str| post(gateway.address, key, "{}", &[]);
+    assert_eq!(charge(EARLY).status, 200);
+    backup.back_up();
+    assert_eq!(charge(LATE).status, 200);
+    assert_eq!(store(&gateway, &["status"]).0, Some(0), "nothing is lost yet");
+    backup.restore();
+    assert_eq!(refusal(&charge(LATE)), (503, "idempotency_store_regressed".to_owned()));
+    assert!(charge(EARLY).is_replay());
+    assert_eq!(world.upstream.count(), 2, "nothing ran twice");
+    let (code, said) = store(&gateway, &["status"]);
+    assert_eq!((code, said.contains("are refused until")), (Some(2), true), "{said}");
+    // A day later nobody has looked into it.
+    database.psql("UPDATE onceward.regressions SET found = found - 25 * 3600000000");
+    let (code, said) = store(&gateway, &["status"]);
+    assert_eq!((code, said.contains("nobody has acknowledged")), (Some(0), true), "{said}");
+    assert!(said.contains("was over at") && !said.contains("has all"), "{said}");
+    database.psql("UPDATE onceward.regressions SET found = found + 25 * 3600000000");
+    assert_eq!(store(&gateway, &["status"]).0, Some(2));
+    let (code, said) = store(&gateway, &["acknowledge", "--reason", "compared with the bank"]);
+    assert_eq!((code, said.contains("Acknowledged")), (Some(0), true), "{said}");
+    let ran = eventually("the key is free again", || {
+        let answer = charge(LATE);
+        (answer.status == 200).then_some(answer)
+    });
+    assert!(!ran.is_replay());
+    assert_eq!(world.upstream.count(), 3, "an operator said so");
+    let (code, said) = store(&gateway, &["status"]);
+    assert_eq!((code, said.contains("has all")), (Some(0), true), "{said}");
 }

@@ -8,6 +8,7 @@ use onceward::{
     clock::ManualClock,
     outbox::{MessageId, Settlement, Staged},
     record::Lease,
+    store::{Beat, NodeId},
     testing::outbox::OutboxHarness,
 };
 use onceward_testbed::{Database, Postgres};
@@ -31,7 +32,7 @@ impl Home {
         Home { url, folder, _database: None }
     }
 
-    fn postgres() -> Home {
+    pub(crate) fn postgres() -> Home {
         let database = Postgres::shared().create_database();
         let folder = tempfile::tempdir().expect("temporary folder");
         Home { url: database.url(), folder, _database: Some(database) }
@@ -58,9 +59,14 @@ impl Home {
 
     fn gateway(&self) -> (Upstream, Gateway) {
         let upstream = Upstream::start(|_, _| ok("done"));
-        let toml = format!("[store]\nurl = \"{}\"\n{ALICE}", self.url);
-        let gateway = Gateway::with(upstream.address, &toml);
+        let gateway = self.gateway_before(&upstream, "");
         (upstream, gateway)
+    }
+
+    /// One before this upstream, with more settings.
+    pub(crate) fn gateway_before(&self, upstream: &Upstream, toml: &str) -> Gateway {
+        let toml = format!("[store]\nurl = \"{}\"\n{ALICE}{toml}", self.url);
+        Gateway::with(upstream.address, &toml)
     }
 }
 
@@ -75,6 +81,23 @@ pub(crate) fn letter(name: &str) -> Message {
 }
 
 impl Service {
+    /// Stages these for whoever delivers them.
+    pub(crate) fn stage(&self, messages: impl IntoIterator<Item = Message>) {
+        self.runtime.block_on(self.on.staged(messages));
+    }
+
+    /// How many messages are ready, in delivery, done and dead.
+    pub(crate) fn counts(&self) -> [usize; 4] {
+        self.runtime.block_on(self.on.counts())
+    }
+
+    /// Finds that the store has lost what was acknowledged to this process.
+    pub(crate) fn find_a_loss(&self) {
+        let beat = Beat { node: NodeId::random(), acked: 41 };
+        let pulse = self.runtime.block_on(self.on.store.beat(beat)).expect("a beat");
+        assert!(pulse.regression.is_some());
+    }
+
     /// Stages these, claims what can be claimed, and gives that up.
     pub(crate) fn letters(&self, messages: impl IntoIterator<Item = Message>) -> Vec<MessageId> {
         let staged = self.runtime.block_on(self.on.staged(messages));
@@ -112,7 +135,7 @@ fn operate(gateway: &Gateway, token: &str, line: &[&str]) -> Output {
     command.env("ONCEWARD_ADMIN_TOKEN", token).output().expect("it ends")
 }
 
-fn done(gateway: &Gateway, line: &[&str]) -> String {
+pub(crate) fn done(gateway: &Gateway, line: &[&str]) -> String {
     let ended = operate(gateway, TOKEN, line);
     let complained = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(0), "{line:?}: {complained}");
@@ -130,7 +153,7 @@ fn refused(gateway: &Gateway, line: &[&str]) -> String {
     String::from_utf8(ended.stderr).expect("text")
 }
 
-fn homes() -> [Home; 2] {
+pub(crate) fn homes() -> [Home; 2] {
     [Home::file(), Home::postgres()]
 }
 

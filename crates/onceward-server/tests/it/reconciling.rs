@@ -444,6 +444,49 @@ fn what_is_said_to_have_executed_after_a_release_is_not_run_again() {
 }
 
 #[test]
+fn a_message_about_an_earlier_use_of_the_key_says_nothing_about_this_one() {
+    for home in [Home::file(), Home::postgres()] {
+        let bank = Bank::that_holds(Held::AfterTheCharge);
+        *bank.next.lock().expect("not poisoned") = None;
+        let gateway = home.gateway(&bank, WEBHOOK);
+        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 201);
+        let id = record(&gateway)["record"]["id"].as_str().expect("an id").to_owned();
+        command(&gateway, &["keys", "void", &id, "--reason", "charge it once more"]);
+        // The second use charges, and its gateway dies before it hears of it.
+        bank.hold_the_next_answer();
+        killed_while_the_bank_is_at_it(gateway, &bank);
+        let (first, second) = (named(&bank, 1), named(&bank, 2));
+        assert_eq!(first.0, second.0, "one operation, used twice");
+        let without = WEBHOOK.replace("attempt = \"/attempt\"\n", "");
+        let without = without.replace("not_executed = [\"canceled\"]\n", "");
+        let without = without.replace("name = \"bank\"", "name = \"other\"");
+        let gateway = home.gateway(&bank, &format!("{WEBHOOK}{without}"));
+        let is_unknown = || {
+            let answer = post(gateway.address, KEY, "{}", &[]);
+            (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
+        };
+        eventually("an unknown outcome", is_unknown);
+        assert_eq!(record(&gateway)["record"]["generation"], 2);
+        for status in ["canceled", "succeeded"] {
+            assert_eq!(signed(&gateway, &message(&first, status, CHARGED)), 200, "{status}");
+            assert_eq!(is_unknown(), Some(()), "{status}");
+        }
+        // Nor does one that names no attempt.
+        let good = message(&second, "succeeded", CHARGED);
+        assert_eq!(tell(&gateway, "other", &good, &signature(SECRET, now(), &good)).status, 422);
+        assert_eq!(is_unknown(), Some(()));
+        assert_eq!(signed(&gateway, &good), 200);
+        let reply = post(gateway.address, KEY, "{}", &[]);
+        assert_eq!((reply.status, reply.text()), (201, r#"{"z": "ch_1", "amount": 10.10}"#));
+        assert_eq!(bank.charges(), [KEY, KEY], "once for each use");
+        let metrics = admin(&gateway, "GET", "/metrics", None).text().to_owned();
+        let resolved = "api_idempotency_reconcile_resolved_total{route=\"default\"} 1";
+        assert!(metrics.contains(resolved), "{metrics}");
+        bank.gate.open();
+    }
+}
+
+#[test]
 fn a_webhook_tells_about_its_own_routes_only() {
     let home = Home::file();
     let bank = Bank::that_holds(Held::AfterTheCharge);

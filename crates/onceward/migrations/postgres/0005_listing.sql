@@ -37,7 +37,11 @@ DECLARE
                         ELSE 'created_at' END;
     down boolean := (filter ->> 'descending')::boolean;
     direction text := CASE WHEN down THEN 'DESC' ELSE 'ASC' END;
-    conditions text := format('onceward.is_there(r.state, r.expires_at, r.tombstone, %s)', now);
+    overdue boolean := coalesce((filter ->> 'overdue')::boolean, false);
+    -- What has a time to be given up is pending. Said once more, the planner would take it for rare, and
+    -- sort all of it instead of following the index.
+    conditions text := CASE WHEN overdue THEN format('r.give_up_at <= %s', now)
+        ELSE format('onceward.is_there(r.state, r.expires_at, r.tombstone, %s)', now) END;
 BEGIN
     conditions := conditions
         || onceward.condition(filter, 'scope', 'r.scope = %L')
@@ -54,10 +58,7 @@ BEGIN
         conditions := conditions || format(
             ' AND r.created_at <= %s', now - (filter ->> 'older_than')::bigint);
     END IF;
-    IF (filter ->> 'overdue')::boolean THEN
-        conditions := conditions || format(' AND r.give_up_at <= %s', now);
-    END IF;
-    IF cardinality(states) > 0 THEN
+    IF cardinality(states) > 0 AND NOT (overdue AND 'pending' = ANY (states)) THEN
         conditions := conditions || format(
             ' AND onceward.shown_state(r.state, r.expires_at, %s) = ANY (%L::text[])', now, states);
     END IF;
@@ -66,7 +67,7 @@ BEGIN
         conditions := conditions || ' AND r.reconcile_after IS NOT NULL';
     ELSIF states = ARRAY['in_progress'] THEN
         conditions := conditions || ' AND r.record_id IN (SELECT l.record_id FROM onceward.leases l)';
-    ELSIF states = ARRAY['pending'] THEN
+    ELSIF states = ARRAY['pending'] AND NOT overdue THEN
         conditions := conditions || ' AND r.due_at IS NOT NULL';
     END IF;
     IF filter ->> 'after_at' IS NOT NULL THEN

@@ -7,7 +7,9 @@ CREATE TABLE onceward.beats (
     -- Of the server on which it was made: another one after each promotion.
     timeline text,
     -- When it made its first one there.
-    since bigint NOT NULL
+    since bigint NOT NULL,
+    -- When it made its last one on the server before.
+    left_at bigint
 ) WITH (fillfactor = 50);
 
 -- What was found to be lost, until somebody acknowledges it: at most one row.
@@ -71,7 +73,8 @@ BEGIN
     VALUES (of_node, greatest(coalesce(last.count, 0), acked) + 1, now_at, here, now_at)
     ON CONFLICT (node) DO UPDATE
         SET count = greatest(b.count, acked) + 1, at = now_at, timeline = here,
-            since = CASE WHEN b.timeline IS DISTINCT FROM here THEN now_at ELSE b.since END
+            since = CASE WHEN b.timeline IS DISTINCT FROM here THEN now_at ELSE b.since END,
+            left_at = CASE WHEN b.timeline IS DISTINCT FROM here THEN b.at ELSE b.left_at END
     RETURNING b.count INTO counted;
     IF lost THEN
         INSERT INTO onceward.regressions AS g (since, found) VALUES (last.at, now_at)
@@ -87,10 +90,12 @@ BEGIN
     END IF;
     SELECT g.since, g.found INTO lost_after, found_at FROM onceward.regressions g;
     -- Those that were there in the last minute of the server before, however long ago that was, and
-    -- have not been here. Who does not come in the first minute here is not waited for.
+    -- have not been here. Who does not come in the first minute here is not waited for. Those that are
+    -- here say when they left: without them, who had gone long before would be the last that was there.
     SELECT count(*) INTO absent FROM onceward.beats b
         WHERE b.timeline <> here
-          AND b.at > (SELECT max(o.at) FROM onceward.beats o WHERE o.timeline <> here) - 60000000
+          AND b.at > (SELECT max(CASE WHEN o.timeline = here THEN o.left_at ELSE o.at END)
+                      FROM onceward.beats o) - 60000000
           AND (SELECT min(o.since) FROM onceward.beats o WHERE o.timeline = here)
               > now_at - 60000000;
     RETURN NEXT;

@@ -1,9 +1,9 @@
 //! What was acknowledged, in a file: written as a whole, durable, and refused if it is anything else.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -23,6 +23,43 @@ pub(super) struct Memory {
     pub(super) node: NodeId,
     /// The highest count that the store has acknowledged to it.
     pub(super) acked: u64,
+}
+
+/// A file that nobody else has, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) path: PathBuf,
+    /// Beside the file, which is another one each time that it is written.
+    _lock: File,
+}
+
+impl Place {
+    /// Takes it. Two processes that were one node would fill up what each other has lost.
+    pub(super) fn take(path: PathBuf) -> io::Result<Self> {
+        let beside = beside(&path, ".lock");
+        let told = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", beside.display()))
+        };
+        // What it holds is nothing, and it is never removed: another process may have it open.
+        let lock = File::options().create(true).append(true).open(&beside).map_err(told)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Place { path, _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                let what = format!(
+                    "{} is in use by another process: each needs a file of its own",
+                    path.display()
+                );
+                Err(io::Error::new(io::ErrorKind::ResourceBusy, what))
+            }
+            Err(TryLockError::Error(error)) => Err(told(error)),
+        }
+    }
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
 }
 
 /// What the file says; `None` if there is none, or if it is too old.
@@ -50,8 +87,7 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Memory>> {
 
 /// Under another name first, so that there is never half of it.
 pub(super) fn write(path: &Path, memory: Memory) -> io::Result<()> {
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
+    let new = beside(path, ".new");
     let mut file = File::create(&new)?;
     writeln!(file, "{KIND} {} {}", memory.node, memory.acked)?;
     file.sync_all()?;
@@ -88,5 +124,22 @@ mod tests {
             let refused = read(&path).expect_err("not the file of a canary");
             assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{text}");
         }
+    }
+
+    #[test]
+    fn a_file_is_one_canarys_at_a_time() {
+        let home = tempfile::tempdir().expect("a directory");
+        let path = home.path().join("canary");
+        let held = Place::take(path.clone()).expect("nobody has it");
+        // Also after it was written, and so became another file.
+        let memory = Memory { node: NodeId::from_bytes([7; 16]), acked: 41 };
+        write(&path, memory).expect("written");
+        let refused = Place::take(path.clone()).expect_err("somebody has it");
+        assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
+        assert!(refused.to_string().contains("in use by another process"), "{refused}");
+        let _other = Place::take(home.path().join("other")).expect("another file");
+        drop(held);
+        let again = Place::take(path).expect("nobody has it any more");
+        assert_eq!(read(&again.path).expect("readable"), Some(memory));
     }
 }

@@ -14,7 +14,7 @@ use rand::{SeedableRng as _, rngs::StdRng};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{Backoff, OutboxStore, Sink};
-use crate::observe;
+use crate::{canary::Canary, observe};
 
 mod courier;
 #[cfg(test)]
@@ -40,6 +40,7 @@ pub struct Relay {
     store: Arc<dyn OutboxStore>,
     sinks: BTreeMap<Box<str>, Arc<dyn Sink>>,
     rules: Rules,
+    canary: Option<Arc<Canary>>,
     concurrency: u32,
     poll: Duration,
     random: Arc<Mutex<StdRng>>,
@@ -94,6 +95,7 @@ impl Relay {
                 backoff: Backoff::default(),
                 delivery_timeout: Duration::from_secs(20),
             },
+            canary: None,
             concurrency: 16,
             poll: Duration::from_secs(1),
             random: Arc::new(Mutex::new(rand::make_rng())),
@@ -104,6 +106,15 @@ impl Relay {
     #[must_use]
     pub fn sink(mut self, name: impl Into<Box<str>>, sink: impl Sink) -> Self {
         self.sinks.insert(name.into(), Arc::new(sink));
+        self
+    }
+
+    /// The same that delivers nothing while this canary of the messages' store knows of a loss that
+    /// nobody has acknowledged: a message may have been delivered in what was lost. Without one, such
+    /// messages are delivered again, under the same key.
+    #[must_use]
+    pub fn canary(mut self, canary: Arc<Canary>) -> Self {
+        self.canary = Some(canary);
         self
     }
 
@@ -176,6 +187,7 @@ impl Relay {
                 name: name.clone(),
                 sink: Arc::clone(sink),
                 rules: self.rules,
+                canary: self.canary.clone(),
                 random: Arc::clone(&self.random),
             };
             self.serve(courier, place(name))

@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 
 use crate::{
     clock::Timestamp,
-    machine, observe,
+    observe,
     record::{AttemptId, Fence, Record, RecordId},
     reply::Reply,
     store::{Proof, Resolution, Resolve, Resolved, Store, StoreError},
@@ -300,7 +300,6 @@ impl Reconciler {
         let completes = matches!(resolution, Resolution::Executed { .. });
         match self.resolve(&asked, resolution, reason).await? {
             Resolved::Applied(_) => {
-                observe::count(observe::RECONCILE_RESOLVED, &asked.route);
                 info!(route = &*asked.route, reason, "an unknown outcome was resolved");
                 Ok(if completes { End::Completed } else { End::Released })
             }
@@ -356,8 +355,7 @@ impl Reconciler {
             reason: reason.into(),
         };
         let resolved = self.store.resolve(resolve.clone()).await?;
-        if machine::is_contradiction(&resolve, &resolved) {
-            observe::incident(&record.route);
+        if observe::resolved(&resolve, &resolved) {
             error!(route = &*record.route, "two words about one operation; both are kept");
         }
         Ok(resolved)

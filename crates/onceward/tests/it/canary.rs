@@ -185,6 +185,11 @@ async fn keys_run_again_when_the_time_limit_is_over() {
     let process = home.start().await;
     process.beat().await;
     assert_eq!(process.canary.regression(), None);
+    // That nobody has looked into it is still known.
+    assert!(process.canary.unacknowledged().is_some());
+    process.store.acknowledge_regression("anna: compared").await.expect("an answer");
+    process.beat().await;
+    assert_eq!(process.canary.unacknowledged(), None);
 }
 
 #[tokio::test]
@@ -209,21 +214,55 @@ async fn keys_that_were_made_after_the_loss_was_found_run() {
     }
 }
 
+/// A service on a store whose beats can fail.
+fn watched(faults: &Faults) -> (Service, Arc<Canary>) {
+    let store = faults.on(Arc::new(MemoryStore::new()));
+    let canary = Arc::new(Canary::new(Arc::clone(&store)));
+    let settings = Settings { canary: Some(Arc::clone(&canary)), ..Settings::default() };
+    let work = |_| async { "charged" };
+    (Service::with_settings(|_| store, Policy::required(), settings, work), canary)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_nobody_vouches_for_is_given_back() {
     let faults = Faults::default();
-    let memory = Arc::new(MemoryStore::new());
-    let store = faults.on(memory);
-    let canary = Arc::new(Canary::new(Arc::clone(&store)));
-    let settings = Settings { canary: Some(canary), ..Settings::default() };
-    let work = |_| async { "charged" };
-    let service = Service::with_settings(|_| store, Policy::required(), settings, work);
+    let (service, _canary) = watched(&faults);
     faults.fail(StoreCall::Beat, Fault::Refused, FOR_EVER);
     assert_eq!(service.charge(NEW).await.says(), says(503, "store_unavailable"));
     assert_eq!(service.runs(), 0);
     faults.heal();
     assert_eq!(service.charge(NEW).await.says(), says(200, "executed"));
     assert_eq!(service.charge(NEW).await.says(), says(200, "replayed"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_beat_that_is_not_heard_of_takes_back_what_the_last_one_said() {
+    for fault in [Fault::Refused, Fault::LostAfter, Fault::HangsAfter] {
+        let faults = Faults::default();
+        let (service, canary) = watched(&faults);
+        assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+        faults.fail(StoreCall::Beat, fault, FOR_EVER);
+        // At rest no grant needs a beat.
+        assert_eq!(service.charge(LATE).await.says(), says(200, "executed"));
+        // It fails, or its caller goes.
+        let heard_of = tokio::time::timeout(SECOND, canary.beat()).await;
+        assert!(!matches!(heard_of, Ok(Ok(_))), "{fault:?}");
+        assert_eq!(service.charge(NEW).await.says(), says(503, "store_unavailable"), "{fault:?}");
+        assert_eq!(service.runs(), 2);
+        faults.heal();
+        assert_eq!(service.charge(NEW).await.says(), says(200, "executed"), "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_process_on_the_same_file_of_a_canary_is_refused() {
+    let home = Home::new();
+    let process = home.start().await;
+    let second = Canary::new(Arc::clone(&process.store) as Arc<dyn Store>);
+    let refused = second.remembering(home.path("canary")).expect_err("the first one has it");
+    assert!(refused.to_string().contains("in use by another process"), "{refused}");
+    let third = Canary::new(Arc::clone(&process.store) as Arc<dyn Store>);
+    third.remembering(home.path("other")).expect("a file of its own");
 }
 
 #[tokio::test(start_paused = true)]

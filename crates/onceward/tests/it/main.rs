@@ -32,6 +32,7 @@ mod phases_killed;
 mod phases_random;
 mod postgres_batches;
 mod postgres_bugs;
+mod postgres_canary;
 mod postgres_failover;
 mod postgres_home;
 mod postgres_lost_answers;

@@ -1,16 +1,18 @@
 //! What can be seen from outside: counters and a histogram. Logs are in `tests/logs.rs`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{body::Body, response::IntoResponse as _};
 use http::StatusCode;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use onceward::{
-    Effects, InFlight, KeyRules, Limits, Policy, Rate, Reply, Routes, Settings, Store as _,
+    Effects, InFlight, KeyRules, Limits, MemoryStore, Policy, Rate, Reply, Routes, Settings,
+    Store as _,
     key::Emails,
     observe::{COUNTERS, OPERATION_DURATION},
-    store::{Resolution, Resolve, Resolved},
-    testing::{Fault, StoreCall},
+    store::{Ask, Reservation, Resolution, Resolve, Resolved, Write, Written},
+    testing::{Fault, StoreCall, samples::ask},
+    worker::{Finding, Probe, ProbeFuture, Reconciler, Unknown},
 };
 
 use crate::service::{FOR_EVER, Faults, Run, Service, keyed, pass};
@@ -227,6 +229,88 @@ fn a_late_owner_that_contradicts_what_was_resolved_is_counted_as_an_incident() {
         });
         assert_eq!(count(&handle, "onceward_incident_total"), incidents, "{status}");
     }
+}
+
+/// Knows what the key says.
+#[derive(Debug)]
+struct ByKey;
+
+impl Probe for ByKey {
+    fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a> {
+        let finding = match unknown.id.key.as_str() {
+            "charged" => Finding::Completed(Reply::new(StatusCode::CREATED, "charged")),
+            "absent" => Finding::NotExecuted { authoritative: true },
+            _ => Finding::StillUnknown,
+        };
+        Box::pin(std::future::ready(finding))
+    }
+}
+
+#[test]
+fn unknown_outcomes_that_were_resolved_or_given_up_on_are_counted_by_route() {
+    let handle = observed(|handle| async move {
+        let store = Arc::new(MemoryStore::new());
+        for (key, route) in [("charged", "pay"), ("absent", "refund"), ("silent", "pay")] {
+            let asked = Ask { route: route.into(), ..ask(key) };
+            let reserved = store.reserve(asked).await.expect("memory answers");
+            let Reservation::Granted { lease, .. } = reserved else { panic!("{reserved:?}") };
+            let lost = store.write(&lease, Write::MarkUnknown("reset".into())).await;
+            assert_eq!(lost.expect("memory answers"), Written::Applied);
+        }
+        let counted = |name: &str, route: &str| {
+            let line = format!("api_idempotency_reconcile_{name}_total{{route=\"{route}\"}} 1");
+            handle.render().lines().any(|there| there == line)
+        };
+        let asked = Reconciler::new(store.clone(), ByKey).run_once(10).await;
+        assert_eq!((asked.completed, asked.released, asked.still_unknown), (1, 1, 1));
+        assert!(counted("resolved", "pay") && counted("resolved", "refund"));
+        // One that learned nothing is neither.
+        assert_eq!(count(&handle, "api_idempotency_reconcile_failed_total"), 0);
+        // Its time comes again, and it is the last one.
+        let redriven = store.load(&ask("silent").id).await.expect("memory answers");
+        let record = redriven.expect("a record");
+        let redrive = Resolve {
+            id: record.id,
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Redrive,
+            reason: "the bank is back".into(),
+        };
+        let redriven = store.resolve(redrive).await.expect("memory answers");
+        assert!(matches!(redriven, Resolved::Applied(_)), "{redriven:?}");
+        let last = Reconciler::new(store.clone(), ByKey).probes_max(1).run_once(10).await;
+        assert_eq!(last.dead, 1);
+        assert!(counted("failed", "pay"));
+    });
+    assert_eq!(counts(&handle), counted(&[("reconcile_resolved", 2), ("reconcile_failed", 1)]));
+}
+
+#[test]
+fn what_an_operator_or_a_message_resolves_is_counted_once_and_what_is_refused_is_not() {
+    let handle = observed(|_| async {
+        let store = MemoryStore::new();
+        let lease = match store.reserve(ask("key")).await.expect("memory answers") {
+            Reservation::Granted { lease, .. } => lease,
+            other => panic!("{other:?}"),
+        };
+        let lost = store.write(&lease, Write::MarkUnknown("reset".into())).await;
+        assert_eq!(lost.expect("memory answers"), Written::Applied);
+        let told = |reply: Reply| Resolve {
+            id: lease.id.clone(),
+            generation: lease.generation,
+            fence: lease.fence,
+            resolution: Resolution::Executed { attempt: lease.attempt, reply },
+            reason: "the provider".into(),
+        };
+        let (created, declined) = (StatusCode::CREATED, StatusCode::PAYMENT_REQUIRED);
+        for (status, is_incident) in [(created, false), (created, false), (declined, true)] {
+            let told = told(Reply::new(status, "told"));
+            let answer = store.resolve(told.clone()).await.expect("memory answers");
+            assert_eq!(onceward::observe::resolved(&told, &answer), is_incident, "{answer:?}");
+        }
+    });
+    assert_eq!(counts(&handle), counted(&[("reconcile_resolved", 1)]));
+    assert_eq!(count(&handle, "onceward_incident_total"), 1);
 }
 
 #[test]

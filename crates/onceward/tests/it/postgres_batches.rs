@@ -208,7 +208,7 @@ async fn a_call_that_is_alone_is_one_round_trip() {
 }
 
 /// A table that was never analysed, with this many records of one scope.
-async fn never_analysed(rows: u32) -> Home {
+pub(crate) async fn never_analysed(rows: u32) -> Home {
     let home = Home::new().await;
     let mut look = home.connection().await;
     for table in ["records", "leases", "replies"] {
@@ -232,7 +232,7 @@ async fn never_analysed(rows: u32) -> Home {
 }
 
 /// How many pages the server looked at for a call, on a connection that made its plans now.
-async fn pages(home: &Home, call: &str) -> u64 {
+pub(crate) async fn pages(home: &Home, call: &str) -> u64 {
     let mut look = home.connection().await;
     let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) {call}");
     let mut least = u64::MAX;

@@ -17,6 +17,7 @@ use onceward_testbed::Postgres;
 
 use crate::{
     file_store::{directory, granted, run_sql},
+    postgres_batches::{never_analysed, pages},
     postgres_home::{Home, lines, run},
 };
 
@@ -138,4 +139,34 @@ async fn one_statement_of_a_worker_looks_at_no_more_rows_than_it_may() {
     assert_eq!(lines(&mut look, &filed).await, ["7"]);
     assert_eq!(home.store.reap(4).await.expect("reap answers"), Reaped::default());
     assert_eq!(lines(&mut look, &filed).await, ["0"]);
+}
+
+#[tokio::test]
+async fn overdue_work_is_found_by_its_index_on_a_table_that_was_never_analysed() {
+    let home = never_analysed(20_000).await;
+    let mut look = home.connection().await;
+    let pend = "UPDATE records SET state = 'pending', queued_until = record_id, lease_until = 0 \
+                WHERE record_id <= 3000; \
+                DELETE FROM leases WHERE record_id <= 3000";
+    run(&mut look, pend).await;
+    let list = |states: &str| {
+        let filter = format!(
+            r#"{{"states": [{states}], "overdue": true, "descending": false, "limit": 16, "skipped": 0}}"#
+        );
+        format!("SELECT * FROM {}.list(2000, '{filter}')", home.schema)
+    };
+    let pending = list("\"pending\"");
+    // Of the 2000 that are overdue it reads those that it returns, and not each of them to sort them.
+    let looked_at = pages(&home, &pending).await;
+    assert!(looked_at < 50, "{looked_at} pages");
+    for (states, expected) in [("\"pending\"", 16), ("", 16), ("\"unknown\"", 0)] {
+        let found = format!("SELECT queued_until::text FROM ({}) found", list(states));
+        let found = lines(&mut look, &found).await;
+        let first: Vec<String> = (1..=expected).map(|time| time.to_string()).collect();
+        assert_eq!(found, first, "states [{states}]");
+    }
+    // Without it, many would be looked at.
+    run(&mut look, "DROP INDEX records_give_up").await;
+    let looked_at = pages(&home, &pending).await;
+    assert!(looked_at > 500, "{looked_at} pages");
 }

@@ -1,7 +1,5 @@
 //! A store that has lost data: whether it has, and saying that keys may run again.
 
-use std::time::Duration;
-
 use onceward::{Canary, Store, store::Regression};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -30,29 +28,32 @@ pub(crate) struct RegressionView {
     /// What came after this may be lost; absent if anything may be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lost_after: Option<String>,
-    /// When it was found.
+    /// When it was found. Absent if nothing is lost that nobody has acknowledged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found_at: Option<String>,
-    /// When keys run again by themselves.
+    /// When keys run again by themselves, or began to: nobody has acknowledged the loss. Absent once
+    /// somebody has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) refused_until: Option<String>,
 }
 
 impl RegressionView {
-    fn of(regression: Option<Regression>, regressed: bool, limit: Duration) -> Self {
+    fn of(regression: Option<Regression>) -> Self {
         RegressionView {
-            regressed,
+            regressed: false,
             lost_after: regression.and_then(|it| it.since).map(rfc3339),
             found_at: regression.map(|it| rfc3339(it.found)),
-            refused_until: regression.filter(|_| regressed).map(|it| rfc3339(it.found.plus(limit))),
+            refused_until: None,
         }
     }
 }
 
-/// What this process knows, which beats every second.
-pub(super) fn show(canary: &Canary) -> RegressionView {
-    let regression = canary.regression();
-    RegressionView::of(regression, regression.is_some(), canary.time_limit())
+/// What the store says now. Without its word nobody knows.
+pub(super) async fn show(canary: &Canary) -> Result<RegressionView, Problem> {
+    let regressed = canary.beat().await?.is_some();
+    let known = canary.unacknowledged();
+    let until = |it: Regression| rfc3339(it.found.plus(canary.time_limit()));
+    Ok(RegressionView { regressed, refused_until: known.map(until), ..RegressionView::of(known) })
 }
 
 /// Lets keys run again, on every node within a second.
@@ -69,5 +70,5 @@ pub(super) async fn acknowledge(
     };
     // This node need not wait for its next beat. If the store does not answer now, it does.
     let _ = canary.beat().await;
-    Ok(RegressionView::of(Some(known), false, canary.time_limit()))
+    Ok(RegressionView::of(Some(known)))
 }

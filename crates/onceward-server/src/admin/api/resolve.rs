@@ -2,7 +2,7 @@
 
 use http::{HeaderValue, StatusCode, header};
 use onceward::{
-    Reply, Store, machine, observe,
+    Reply, Store, observe,
     record::{Fence, Record},
     store::{Proof, Resolution, Resolve, Resolved},
 };
@@ -83,11 +83,7 @@ async fn decide(
 pub(super) async fn apply(store: &dyn Store, resolve: Resolve) -> Result<Record, Problem> {
     let (generation, fence) = (resolve.generation, resolve.fence);
     let resolved = store.resolve(resolve.clone()).await?;
-    if let Resolved::Applied(record) | Resolved::Refused(record) = &resolved
-        && machine::is_contradiction(&resolve, &resolved)
-    {
-        observe::incident(&record.route);
-    }
+    observe::resolved(&resolve, &resolved);
     match resolved {
         Resolved::Applied(record) => Ok(*record),
         Resolved::Absent => Err(keys::absent()),

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, error, info, warn};
 
 use crate::{
+    canary::Canary,
     observe,
     outbox::{Backoff, Claimed, Delivered, Delivery, OutboxStore, Settlement, Sink},
     record::AttemptId,
@@ -24,6 +25,8 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(200);
 /// A receiver that asks to be left alone for longer than this is asked again.
 const LATER_MAX: Duration = Duration::from_secs(3600);
+/// A message that was claimed when the store lost data is not looked at again for this long.
+const LOSS_PAUSE: Duration = Duration::from_secs(1);
 /// How much of a reason is kept.
 const WHY_MAX: usize = 500;
 
@@ -71,6 +74,7 @@ pub(super) struct Courier {
     pub(super) name: Box<str>,
     pub(super) sink: Arc<dyn Sink>,
     pub(super) rules: Rules,
+    pub(super) canary: Option<Arc<Canary>>,
     pub(super) random: Arc<Mutex<StdRng>>,
 }
 
@@ -78,6 +82,15 @@ impl Courier {
     /// Claims at most this many. A claim whose answer was lost is repeated under the same name, so
     /// that nothing is left claimed that nobody delivers.
     pub(super) async fn claim(&self, room: u32) -> Option<(Claim, Vec<Claimed>)> {
+        match self.is_vouched().await {
+            Ok(true) => {}
+            // Nothing is claimed that will not be delivered: it would look as if it had been begun.
+            Ok(false) => return Some((Claim::default(), Vec::new())),
+            Err(error) => {
+                self.failed("beat", &error);
+                return None;
+            }
+        }
         let claim = Claim::default();
         let lease = self.rules.lease();
         loop {
@@ -94,10 +107,29 @@ impl Courier {
         }
     }
 
+    /// Whether the store is known to have what it acknowledged, or somebody has decided to go on
+    /// without. Asked of it only if it may have become another one.
+    async fn is_vouched(&self) -> Result<bool, StoreError> {
+        let Some(canary) = &self.canary else { return Ok(true) };
+        let regression = match canary.is_vouched() {
+            true => canary.regression(),
+            false => answer(Box::pin(canary.vouch()), Instant::now() + CLAIM_PATIENCE).await?,
+        };
+        Ok(regression.is_none())
+    }
+
     pub(super) async fn deliver(self: Arc<Self>, claim: Claim, claimed: Claimed) -> Ended {
-        let settlement = match self.refusal(&claimed, claim.sent.elapsed()) {
-            Some(settlement) => settlement,
-            None => self.judge(&claimed, self.one_try(&claimed).await),
+        // The store may have become another one while it was claimed.
+        let settlement = match self.is_vouched().await {
+            Ok(true) => match self.refusal(&claimed, claim.sent.elapsed()) {
+                Some(settlement) => settlement,
+                None => self.judge(&claimed, self.one_try(&claimed).await),
+            },
+            Ok(false) | Err(_) => Settlement::Retry {
+                after: LOSS_PAUSE,
+                ambiguous: claimed.ambiguous,
+                why: "the store may have lost data, and with it that this was delivered".into(),
+            },
         };
         self.settle(claim, &claimed, settlement).await
     }
@@ -214,6 +246,15 @@ impl Courier {
 
     /// Waits before a store call is repeated; `false` if it is not to be.
     async fn repeat(&self, call: &'static str, error: &StoreError, until: Instant) -> bool {
+        self.failed(call, error);
+        if !error.may_be_repeated() || Instant::now() + PAUSE >= until {
+            return false;
+        }
+        sleep(PAUSE).await;
+        true
+    }
+
+    fn failed(&self, call: &'static str, error: &StoreError) {
         warn!(
             call,
             sink = %self.name,
@@ -222,11 +263,6 @@ impl Courier {
             "a store call failed"
         );
         observe::outbox_store_error(&self.name);
-        if !error.may_be_repeated() || Instant::now() + PAUSE >= until {
-            return false;
-        }
-        sleep(PAUSE).await;
-        true
     }
 }
 

@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod failing;
+mod watched;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 

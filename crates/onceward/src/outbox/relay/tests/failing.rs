@@ -13,7 +13,7 @@ use crate::{
 
 /// How a call goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+pub(super) enum Wrong {
     /// Nothing happens.
     Unavailable,
     /// It happens, and the answer is lost.
@@ -26,14 +26,14 @@ enum Wrong {
 
 /// The next so many claims and settlements go wrong.
 #[derive(Debug)]
-struct Failing {
+pub(super) struct Failing {
     inner: Arc<dyn OutboxStore>,
     claims: Mutex<Vec<Wrong>>,
     settlements: Mutex<Vec<Wrong>>,
 }
 
 impl Failing {
-    fn new(on: &OutboxHarness, claims: &[Wrong], settlements: &[Wrong]) -> Arc<Self> {
+    pub(super) fn new(on: &OutboxHarness, claims: &[Wrong], settlements: &[Wrong]) -> Arc<Self> {
         Arc::new(Failing {
             inner: Arc::clone(&on.outbox),
             claims: Mutex::new(claims.to_vec()),
@@ -41,7 +41,7 @@ impl Failing {
         })
     }
 
-    fn relay(self: &Arc<Self>, sink: &Scripted) -> Relay {
+    pub(super) fn relay(self: &Arc<Self>, sink: &Scripted) -> Relay {
         Relay::new(Arc::clone(self) as _).sink(SINK, sink.clone()).delivery_timeout(TIMEOUT)
     }
 }
