@@ -354,6 +354,9 @@ impl Write {
 pub enum Written {
     /// It was, and is durable.
     Applied,
+    /// It was, and is durable: the completion of an attempt that somebody had said not to have acted,
+    /// and whose record nobody has taken since. An incident.
+    AppliedAfterRelease,
     /// It was made before, by this attempt; or it is late, and this attempt has completed the record,
     /// whatever it writes now. With the stored reply of a completed record.
     AlreadyMine(Option<Reply>),

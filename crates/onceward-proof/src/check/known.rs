@@ -50,6 +50,8 @@ pub(super) struct Story {
     pub(super) uses: Vec<Use>,
     /// The store lost something of it, in a world where it may.
     pub(super) lost: bool,
+    /// Somebody said that it did not act, and nothing has happened to it since.
+    pub(super) denied: bool,
     /// Since when the attempt that has the record is at work, in microseconds.
     pub(super) at_work_since: Option<u64>,
     /// What was noted: event, attempt, fence.
@@ -81,6 +83,8 @@ pub(super) struct Use {
     pub(super) resolved: bool,
     /// Somebody said that it did not act, with proof.
     pub(super) released: bool,
+    /// Somebody said so without proof.
+    pub(super) released_on_a_word: bool,
     /// What clients received.
     pub(super) reply: Option<Source>,
     /// The calls that acted.
@@ -241,6 +245,7 @@ impl Known {
             grants: Vec::new(),
             uses: Vec::new(),
             lost: false,
+            denied: false,
             at_work_since: None,
             notes: Vec::new(),
         });
@@ -384,6 +389,7 @@ impl Story {
                 voided: false,
                 resolved: false,
                 released: false,
+                released_on_a_word: false,
                 reply: None,
                 acted: Vec::new(),
                 saved: Vec::new(),
@@ -414,7 +420,9 @@ impl Story {
             self.fence = self.fence.max(to.fence);
             let place = Place { era: self.era, generation: to.generation };
             if matches!(cause, Cause::Resolve { proof: Some(_), .. }) {
-                self.use_mut(place).released = true;
+                let used = self.use_mut(place);
+                used.released = true;
+                used.released_on_a_word |= cause.is_on_a_word();
             }
             match &*to.state {
                 "completed" => {
@@ -436,6 +444,8 @@ impl Story {
             (true, true) => self.at_work_since.or(Some(at)),
             (true, false) => Some(at),
         };
+        let is_free = to.is_some_and(|to| matches!(&*to.state, "failed_retryable" | "pending"));
+        self.denied = is_free && matches!(cause, Cause::Resolve { proof: Some(_), .. });
         self.stand = Some(to.cloned());
     }
 

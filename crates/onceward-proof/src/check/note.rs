@@ -13,6 +13,13 @@ pub(super) fn check(
     fence: i64,
 ) -> Verdict {
     let Some(story) = known.story_of(subject).filter(|story| !story.lost) else { return Ok(()) };
+    // I1: whoever was said not to have acted has, and nobody runs it again: then nobody must.
+    let stands = story.stand.as_ref().and_then(Option::as_ref);
+    let is_its_own = stands.is_some_and(|it| it.attempt == attempt && it.fence == fence);
+    if note == AuditEvent::SupersededResult.name() && story.denied && is_its_own {
+        let what = format!("the reply of {attempt}, which was released, is noted and not kept");
+        return Err(Violation::of("I1", subject, what));
+    }
     if AuditEvent::from_name(note).is_some_and(AuditEvent::may_recur) {
         return Ok(());
     }

@@ -74,6 +74,8 @@ bugs! {
     CompletionOverwrites => "completion-overwrites",
     /// A completion is taken for a record that was given back.
     CompletionAfterRelease => "completion-after-release",
+    /// The reply of what was released by mistake is noted, and a retry runs all the same.
+    ReplyAfterReleaseNoted => "reply-after-release-noted",
     /// The reaper removes what is old, whatever its state.
     ReaperIgnoresState => "reaper-ignores-state",
     /// The reaper keeps no tombstone.

@@ -225,7 +225,7 @@ impl World {
         let completes = matches!(write, Write::Complete(_));
         let answer =
             self.step(&lease.id, cause, |found, now| machine::write(found, lease, write, now));
-        if completes && answer == Written::Applied {
+        if completes && matches!(answer, Written::Applied | Written::AppliedAfterRelease) {
             self.stage(&lease.id);
         }
         answer
@@ -338,7 +338,7 @@ impl World {
 
     /// I6: what the store says it wrote is there.
     pub(super) fn check_applied(&self, lease: &Lease, write: &Write, answer: &Written) {
-        if *answer != Written::Applied {
+        if !matches!(answer, Written::Applied | Written::AppliedAfterRelease) {
             return;
         }
         let what = format!("was acknowledged: {}", word(write));

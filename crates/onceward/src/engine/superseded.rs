@@ -29,13 +29,20 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// What is audited as an incident is counted.
     pub(super) fn count_incident(&self, lease: &Lease, write: &Write, written: Option<&Written>) {
-        let (Write::Complete(reply), Some(Written::Superseded(Some(record)))) = (write, written)
-        else {
-            return;
-        };
-        if machine::is_incident(record, lease.generation, lease.attempt, reply) {
-            observe::incident(&self.admitted.policy.name);
-            error!("two results for one operation; both are kept");
+        match (write, written) {
+            (Write::Complete(reply), Some(Written::Superseded(Some(record))))
+                if machine::is_incident(record, lease.generation, lease.attempt, reply) =>
+            {
+                observe::incident(&self.admitted.policy.name);
+                error!("two results for one operation; both are kept");
+            }
+            (_, Some(Written::AppliedAfterRelease)) => {
+                observe::incident(&self.admitted.policy.name);
+                error!(
+                    "an attempt that was said not to have acted has completed; its reply stands"
+                );
+            }
+            _ => {}
         }
     }
 

@@ -9,11 +9,11 @@ use onceward::{
     Effects, InFlight, KeyRules, Limits, Policy, Rate, Reply, Routes, Settings, Store as _,
     key::Emails,
     observe::{COUNTERS, OPERATION_DURATION},
-    store::{Resolution, Resolve, Resolved},
+    store::{Proof, Resolution, Resolve, Resolved},
     testing::{Fault, StoreCall},
 };
 
-use crate::service::{FOR_EVER, Faults, Run, Service, keyed, pass};
+use crate::service::{FOR_EVER, Faults, Run, Service, keyed, pass, says};
 
 const KEY: &str = "order-raw-key-in-plain-text";
 
@@ -227,6 +227,39 @@ fn a_late_owner_that_contradicts_what_was_resolved_is_counted_as_an_incident() {
         });
         assert_eq!(count(&handle, "onceward_incident_total"), incidents, "{status}");
     }
+}
+
+#[test]
+fn an_owner_that_completes_after_it_was_released_is_counted_as_an_incident_and_a_retry_replays() {
+    let handle = observed(|_| async {
+        let faults = Faults::default();
+        faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
+        let service = Service::on(
+            |memory| faults.on(memory),
+            Policy::required(),
+            |_: Run| async move {
+                pass(Duration::from_secs(90)).await;
+                "charged"
+            },
+        );
+        let slow = service.spawn_charge(KEY);
+        pass(Duration::from_secs(61)).await;
+        assert_eq!(service.charge(KEY).await.says(), says(409, "outcome_unknown"));
+        let record = service.record(KEY).await.expect("a record");
+        let resolve = Resolve {
+            id: record.id,
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Release(Proof::Authoritative),
+            reason: "the provider".into(),
+        };
+        let resolved = service.memory.resolve(resolve).await.expect("memory answers");
+        assert!(matches!(resolved, Resolved::Applied(_)), "{resolved:?}");
+        assert_eq!(slow.await.expect("answered").says(), says(200, "executed"));
+        assert_eq!(service.charge(KEY).await.says(), says(200, "replayed"));
+        assert_eq!(service.runs(), 1);
+    });
+    assert_eq!(count(&handle, "onceward_incident_total"), 1);
 }
 
 #[test]
