@@ -61,15 +61,8 @@ impl Inside {
     }
 
     fn remember(&mut self, audit: AuditRecord) {
-        let is_known = |known: &AuditRecord| {
-            // What can happen again to one attempt is told apart by its time.
-            let told = |a: &AuditRecord| {
-                let at = a.event.may_recur().then_some(a.at);
-                (a.id.clone(), a.generation, a.event, a.attempt, a.fence, at)
-            };
-            told(known) == told(&audit)
-        };
-        if !self.audit.iter().any(is_known) {
+        // What is told twice is one thing.
+        if !self.audit.iter().any(|known| audit.repeats(known)) {
             self.audit.push(audit);
         }
     }

@@ -54,8 +54,17 @@ pub(super) struct Story {
     pub(super) denied: bool,
     /// Since when the attempt that has the record is at work, in microseconds.
     pub(super) at_work_since: Option<u64>,
-    /// What was noted: event, attempt, fence.
-    pub(super) notes: Vec<(String, String, i64)>,
+    /// What was noted.
+    pub(super) notes: Vec<Note>,
+}
+
+/// Something that was noted about a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Note {
+    pub(super) note: String,
+    pub(super) attempt: String,
+    pub(super) fence: i64,
+    pub(super) told: String,
 }
 
 #[derive(Debug)]
@@ -217,9 +226,10 @@ impl Known {
                 self.stories[story].learn_move(from.as_ref(), to.as_ref(), cause, event.at);
             }
             What::Step { call, name, key } => self.learn_step(*call, name, key),
-            What::Noted { subject, note, attempt, fence } => {
+            What::Noted { subject, note, attempt, fence, told } => {
+                let (note, attempt, told) = (note.clone(), attempt.clone(), told.clone());
                 let story = self.story_for(subject);
-                self.stories[story].notes.push((note.clone(), attempt.clone(), *fence));
+                self.stories[story].notes.push(Note { note, attempt, fence: *fence, told });
             }
             What::Staged { .. }
             | What::Delivers { .. }

@@ -1,17 +1,12 @@
 //! The store: the rules of the machine on a map.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use onceward::{
     clock::Timestamp,
     machine::{self, Change, Step},
     record::{
-        AttemptId, AuditEvent, AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State,
-        StoredRequest,
+        AuditEvent, AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State, StoredRequest,
     },
     store::{
         Advance, Advanced, Ask, Claim, Proof, Reaped, Reservation, Resolution, Resolve, Resolved,
@@ -21,7 +16,7 @@ use onceward::{
 use tokio::time::Instant;
 
 use super::{
-    bugs,
+    bugs::{self, Bug},
     options::RETENTION,
     world::{World, lock},
 };
@@ -38,8 +33,8 @@ pub(super) struct Records {
     /// What was there before each commit, for a store that forgets its last ones.
     pub(super) before: Vec<Before>,
     pub(super) is_down: bool,
-    /// What was noted about results that came too late, which is told once.
-    noted: BTreeSet<(RecordId, AttemptId, Fence)>,
+    /// What was noted about results that came too late or contradict others, which is told once.
+    noted: Vec<AuditRecord>,
     /// The attempt of each record that the sweeper last moved on.
     swept: BTreeMap<RecordId, Fence>,
     /// When a sweep last moved something, and whose it was.
@@ -97,18 +92,29 @@ impl World {
         step.answer
     }
 
-    /// Remembers what happened to a record. A result that comes too late again and again is one thing.
+    /// Remembers what happened to a record. A result that comes too late again and again is one thing, and
+    /// so is one that contradicts another.
     pub(super) fn note(&self, audit: AuditRecord) {
-        let AuditRecord { id, event, attempt, fence, .. } = audit;
-        let late = event == AuditEvent::SupersededResult;
-        if late && !lock(&self.records).noted.insert((id.clone(), attempt, fence)) {
-            return;
+        let is_incident = audit.event == AuditEvent::Incident;
+        if is_incident || audit.event == AuditEvent::SupersededResult {
+            let noted = &mut lock(&self.records).noted;
+            let is_known = noted.iter().any(|known| audit.repeats(known));
+            if is_known && !(is_incident && self.bug == Some(Bug::IncidentNotedTwice)) {
+                return;
+            }
+            noted.push(audit.clone());
         }
+        let AuditRecord { id, event, attempt, fence, reason, reply, .. } = audit;
+        let words = reply.filter(|_| is_incident).map(|reply| {
+            let body = reply.body_bytes();
+            format!("{reason}: {} {}", reply.status.as_u16(), String::from_utf8_lossy(&body))
+        });
         self.record(What::Noted {
             subject: self.subject(&id),
             note: event.name().to_owned(),
             attempt: self.attempt_name(attempt),
             fence: fence.number(),
+            told: words.unwrap_or_default(),
         });
     }
 

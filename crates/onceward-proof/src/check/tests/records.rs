@@ -118,7 +118,8 @@ fn what_was_said_not_to_have_acted_completes_while_nobody_has_taken_it() {
 fn the_reply_of_what_was_released_is_kept_and_not_only_noted() {
     let noted = |tale: Tale, fence: i64| {
         let (note, attempt) = ("superseded_result".into(), format!("a{fence}"));
-        tale.then(What::Noted { subject: subject("acme"), note, attempt, fence })
+        let told = String::new();
+        tale.then(What::Noted { subject: subject("acme"), note, attempt, fence, told })
     };
     noted(released("word"), 5).violates("I1");
     noted(released("word"), 4).passes();

@@ -55,8 +55,8 @@ pub(super) const PURGE_AUDIT: &str = "DELETE FROM audit_records WHERE audit_id I
 /// The same thing told twice is one audit record.
 pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, \
     attempt, fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, \
-    reply_length, reply_body, reply_digest) \
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+    reply_length, reply_body, reply_digest, told) \
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
 
 macro_rules! row {
     () => {
