@@ -220,8 +220,8 @@ impl Statements {
                 "{SHOWN} WHERE ($5::text IS NULL OR state = $5) AND {SHOWN_WHERE}"
             )),
             show_message: named(&format!("{SHOWN} WHERE message_id = $1")),
-            redrive: named("SELECT * FROM onceward.redrive($1, $2, $3)"),
-            discard: named("SELECT * FROM onceward.discard($1, $2, $3)"),
+            redrive: named("SELECT * FROM onceward.redrive($1, $2, $3, $4)"),
+            discard: named("SELECT * FROM onceward.discard($1, $2, $3, $4)"),
             purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
             backlog: named(
                 "WITH RECURSIVE sinks (name) AS (\
