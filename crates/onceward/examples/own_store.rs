@@ -232,8 +232,11 @@ impl Store for OneLockStore {
     fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
         self.locked(move |inside| {
             let (now, mut left) = (self.clock.now(), limit);
-            inside.audit.retain(|audit| {
-                let goes = left > 0 && audit.at.plus(older_than) <= now;
+            let Inside { audit, records, .. } = inside;
+            audit.retain(|audit| {
+                let kept = records.get(&audit.id).map(|record| record.generation);
+                let is_old = audit.at.plus(older_than) <= now;
+                let goes = left > 0 && is_old && kept != Some(audit.generation);
                 left -= u32::from(goes);
                 !goes
             });

@@ -139,6 +139,7 @@ macro_rules! __store_suite_cases {
                 reap_stops_at_its_limit_and_goes_on_next_time
                 a_long_execution_is_not_ended_by_retention
                 audit_records_are_purged_after_a_retention_of_their_own
+                audit_records_of_what_is_still_there_are_not_purged
                 purging_audit_records_stops_at_its_limit_and_goes_on_next_time
             }
             reconciling {

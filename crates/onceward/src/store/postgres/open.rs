@@ -254,6 +254,8 @@ impl Statements {
                 "WITH purged AS (DELETE FROM onceward.audit_records a WHERE a.audit_id = ANY (ARRAY( \
                  SELECT d.audit_id FROM onceward.audit_records d \
                  WHERE d.at <= (SELECT onceward.micros($1) - $2) \
+                 AND NOT EXISTS (SELECT FROM onceward.records r WHERE r.scope = d.scope \
+                 AND r.key = d.key AND r.generation = d.generation OFFSET 0) \
                  ORDER BY d.at LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING 1) \
                  SELECT count(*) FROM purged",
             ),
