@@ -386,7 +386,7 @@ pub enum Cause {
     Resolve {
         /// `complete`, `release`, `void` or `give_up`.
         resolution: String,
-        /// What a release rests on: `authoritative`, `two_probes`, or no more than somebody's `word`.
+        /// What a release rests on: `authoritative`, or `two_probes`.
         proof: Option<String>,
         /// The fence of the record that was looked at.
         fence: i64,
@@ -395,13 +395,6 @@ pub enum Cause {
     },
     /// The store lost commits that it had acknowledged: only where that is its declared class.
     Lost,
-}
-
-impl Cause {
-    /// Whether it is a release by somebody who may be wrong.
-    pub fn is_on_a_word(&self) -> bool {
-        matches!(self, Cause::Resolve { proof: Some(proof), .. } if proof == "word")
-    }
 }
 
 /// Writes a history as JSON lines.

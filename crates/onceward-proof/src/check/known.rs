@@ -92,8 +92,6 @@ pub(super) struct Use {
     pub(super) resolved: bool,
     /// Somebody said that it did not act, with proof.
     pub(super) released: bool,
-    /// Somebody said so without proof.
-    pub(super) released_on_a_word: bool,
     /// What clients received.
     pub(super) reply: Option<Source>,
     /// The calls that acted.
@@ -399,7 +397,6 @@ impl Story {
                 voided: false,
                 resolved: false,
                 released: false,
-                released_on_a_word: false,
                 reply: None,
                 acted: Vec::new(),
                 saved: Vec::new(),
@@ -430,9 +427,7 @@ impl Story {
             self.fence = self.fence.max(to.fence);
             let place = Place { era: self.era, generation: to.generation };
             if matches!(cause, Cause::Resolve { proof: Some(_), .. }) {
-                let used = self.use_mut(place);
-                used.released = true;
-                used.released_on_a_word |= cause.is_on_a_word();
+                self.use_mut(place).released = true;
             }
             match &*to.state {
                 "completed" => {

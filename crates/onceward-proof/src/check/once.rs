@@ -26,7 +26,7 @@ pub(super) fn check_all(known: &Known) -> Vec<Violation> {
 }
 
 fn twice(known: &Known, story: &Story, used: &Use) -> Option<Violation> {
-    if story.lost || used.released_on_a_word || used.acted.len() < 2 {
+    if story.lost || used.acted.len() < 2 {
         return None;
     }
     let counted: Vec<_> = counted(known, used).collect();

@@ -332,10 +332,8 @@ impl Moved<'_> {
         let (Some(from), Some(to), Some(story)) = (self.from, self.to, story) else {
             return Ok(());
         };
-        // Who releases on no more than a word answers for it.
-        let on_a_word = self.cause.is_on_a_word();
         let began = matches!(&*from.state, "in_progress" | "unknown");
-        if on_a_word || !began || !matches!(&*to.state, "failed_retryable" | "pending") {
+        if !began || !matches!(&*to.state, "failed_retryable" | "pending") {
             return Ok(());
         }
         let used = story.use_now(from.generation);

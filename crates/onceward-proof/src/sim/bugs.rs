@@ -74,10 +74,6 @@ bugs! {
     CompletionOverwrites => "completion-overwrites",
     /// A completion is taken for a record that was given back.
     CompletionAfterRelease => "completion-after-release",
-    /// The reply of what was released by mistake is noted, and a retry runs all the same.
-    ReplyAfterReleaseNoted => "reply-after-release-noted",
-    /// An incident is noted each time that its news is delivered.
-    IncidentNotedTwice => "incident-noted-twice",
     /// The reaper removes what is old, whatever its state.
     ReaperIgnoresState => "reaper-ignores-state",
     /// The reaper keeps no tombstone.

@@ -220,12 +220,10 @@ pub(super) enum Disturbance {
     StoreRestart,
     /// An operator withdraws a stored reply.
     Void,
-    /// An operator says of an unknown outcome that it did not act, and may be wrong.
-    Release,
 }
 
 impl Disturbance {
-    pub(super) const ALL: [(Disturbance, &'static str); 10] = [
+    pub(super) const ALL: [(Disturbance, &'static str); 9] = [
         (Disturbance::Crash, "crash"),
         (Disturbance::Pause, "pause"),
         (Disturbance::Stop, "stop"),
@@ -235,7 +233,6 @@ impl Disturbance {
         (Disturbance::StoreDown, "store_down"),
         (Disturbance::StoreRestart, "store_restart"),
         (Disturbance::Void, "operator_voids"),
-        (Disturbance::Release, "operator_releases"),
     ];
 
     /// What happens where a key is soon used again.

@@ -7,8 +7,8 @@ use std::{
 };
 
 use onceward::{
-    record::{Record, State},
-    store::{Proof, Resolution, Resolve},
+    record::State,
+    store::{Resolution, Resolve},
 };
 use tokio::time::sleep;
 
@@ -76,7 +76,6 @@ async fn one(world: &Arc<World>, disturbance: Disturbance, kind: &'static str) {
         }
         Disturbance::StoreRestart => restart(world, kind).await,
         Disturbance::Void => void(world, kind),
-        Disturbance::Release => release(world, kind),
     }
 }
 
@@ -115,25 +114,4 @@ fn void(world: &World, kind: &'static str) {
         reason: "an operator".into(),
     };
     let _ = world.resolve(resolve, record.fence);
-}
-
-/// An operator is tired of an outcome that nobody knows, and says that it did not act. Of work in steps
-/// nobody says so on a word.
-fn release(world: &World, kind: &'static str) {
-    let unknown = {
-        let records = lock(&world.records);
-        let is_unknown =
-            |record: &&Record| record.state == State::Unknown && record.progress.is_none();
-        records.records.values().find(is_unknown).cloned()
-    };
-    let Some(record) = unknown else { return };
-    world.fault(kind, record.id.key.as_str());
-    let resolve = Resolve {
-        id: record.id.clone(),
-        generation: record.generation,
-        fence: record.fence,
-        resolution: Resolution::Release(Proof::Authoritative),
-        reason: "an operator".into(),
-    };
-    let _ = world.resolve_by("release", Some("word"), resolve, record.fence);
 }

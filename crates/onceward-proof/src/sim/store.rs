@@ -16,7 +16,7 @@ use onceward::{
 use tokio::time::Instant;
 
 use super::{
-    bugs::{self, Bug},
+    bugs,
     options::RETENTION,
     world::{World, lock},
 };
@@ -99,15 +99,15 @@ impl World {
         if is_incident || audit.event == AuditEvent::SupersededResult {
             let noted = &mut lock(&self.records).noted;
             let is_known = noted.iter().any(|known| audit.repeats(known));
-            if is_known && !(is_incident && self.bug == Some(Bug::IncidentNotedTwice)) {
+            if is_known {
                 return;
             }
             noted.push(audit.clone());
         }
         let AuditRecord { id, event, attempt, fence, reason, reply, .. } = audit;
         let words = reply.filter(|_| is_incident).map(|reply| {
-            let body = reply.body_bytes();
-            format!("{reason}: {} {}", reply.status.as_u16(), String::from_utf8_lossy(&body))
+            let (status, body) = (reply.status.as_u16(), reply.body_bytes());
+            format!("{reason}: {status} {:?} {}", reply.headers, String::from_utf8_lossy(&body))
         });
         self.record(What::Noted {
             subject: self.subject(&id),

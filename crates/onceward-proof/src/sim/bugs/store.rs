@@ -295,14 +295,6 @@ impl World {
                 let mine = as_owner(&record, State::InProgress);
                 self.step(&lease.id, cause, |_, now| machine::write(Some(&mine), lease, write, now))
             }
-            (Some(Bug::ReplyAfterReleaseNoted), Some(record), Write::Complete(_))
-                if matches!(record.state, State::FailedRetryable | State::Pending) =>
-            {
-                let released = Record { last_error: None, ..record };
-                self.step(&lease.id, cause, |_, now| {
-                    machine::write(Some(&released), lease, write, now)
-                })
-            }
             (Some(Bug::QueuedIsReleased), Some(record), Write::Release(_)) => {
                 let record = Record { queued_until: None, ..record };
                 self.step(&lease.id, cause, |_, now| {
