@@ -42,7 +42,7 @@ mod linear; // LIN: one record explains all answers
 #[cfg(test)]
 mod tests;
 
-use known::Known;
+use known::{Known, Note};
 
 /// Something that must not be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,8 +104,9 @@ impl Judge {
                 record::check(&self.known, subject, from.as_ref(), to.as_ref(), cause)
             }
             What::Step { call, name, key } => step::check(&self.known, *call, name, key),
-            What::Noted { subject, note, attempt, fence } => {
-                note::check(&self.known, subject, note, attempt, *fence)
+            What::Noted { subject, note, attempt, fence, told } => {
+                let (note, attempt, told) = (note.clone(), attempt.clone(), told.clone());
+                note::check(&self.known, subject, &Note { note, attempt, fence: *fence, told })
             }
             What::Delivers { .. } | What::Received { .. } | What::Settled { .. } => {
                 self.known.outbox.check(&event.what)

@@ -135,6 +135,9 @@ pub enum What {
         attempt: String,
         /// The fence of that attempt.
         fence: i64,
+        /// Of an incident: what was told, and by whom.
+        #[serde(default)]
+        told: String,
     },
     /// A message was committed with the reply of an operation.
     Staged {

@@ -75,7 +75,7 @@ impl Own<'_> {
             What::Step { call, name, .. } if self.calls.contains(call) => {
                 (upstream(*call), format!("is the step {}", plain(name)))
             }
-            What::Noted { subject, note, attempt, fence } if subject == self.subject => {
+            What::Noted { subject, note, attempt, fence, .. } if subject == self.subject => {
                 let what =
                     format!("notes {} of {} with fence {fence}", plain(note), plain(attempt));
                 ("store".to_owned(), what)

@@ -61,15 +61,8 @@ impl Inside {
     }
 
     fn remember(&mut self, audit: AuditRecord) {
-        let is_known = |known: &AuditRecord| {
-            // What can happen again to one attempt is told apart by its time.
-            let told = |a: &AuditRecord| {
-                let at = a.event.may_recur().then_some(a.at);
-                (a.id.clone(), a.generation, a.event, a.attempt, a.fence, at)
-            };
-            told(known) == told(&audit)
-        };
-        if !self.audit.iter().any(is_known) {
+        // What is told twice is one thing.
+        if !self.audit.iter().any(|known| audit.repeats(known)) {
             self.audit.push(audit);
         }
     }
@@ -239,8 +232,11 @@ impl Store for OneLockStore {
     fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32> {
         self.locked(move |inside| {
             let (now, mut left) = (self.clock.now(), limit);
-            inside.audit.retain(|audit| {
-                let goes = left > 0 && audit.at.plus(older_than) <= now;
+            let Inside { audit, records, .. } = inside;
+            audit.retain(|audit| {
+                let kept = records.get(&audit.id).map(|record| record.generation);
+                let is_old = audit.at.plus(older_than) <= now;
+                let goes = left > 0 && is_old && kept != Some(audit.generation);
                 left -= u32::from(goes);
                 !goes
             });

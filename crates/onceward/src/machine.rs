@@ -15,7 +15,8 @@
 //! unknown with steps made --resolve--> completed | in_progress, its lease over
 //! completed --void--> expired --reserve--> in_progress (next generation), or --purge--> (none)
 //! unknown --complete by the very attempt--> completed
-//! failed_retryable --told that it did execute--> completed, and an incident
+//! released by a word --told that it did execute, or completed by the very attempt--> completed, and
+//!                    an incident
 //! failed_retryable --retention over--> expired
 //! ```
 
@@ -45,7 +46,8 @@ use queue::pending_again;
 pub use queue::{backoff, claim, is_resumable, line_of};
 pub use reconcile::{is_due_for_probe, probe_pause};
 pub use resolve::resolve;
-pub use told::{EXECUTED_AFTER_ALL, is_contradiction, is_incident};
+pub use told::{EXECUTED_AFTER_ALL, RESOLVED_NOT_EXECUTED, is_contradiction, is_incident};
+use told::{executed_after_all, must_act_once, was_denied};
 
 /// Why an attempt was given up that may still be at work.
 pub(crate) const MAX_EXECUTION_EXCEEDED: &str = "max_execution_exceeded";
@@ -282,6 +284,13 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
     if mine && (stored.state == State::InProgress || late_completion) {
         return apply(stored.clone(), write, now);
     }
+    let write = match write {
+        // Nobody has run it again: with this reply nobody will.
+        Write::Complete(reply) if mine && was_denied(stored) => {
+            return executed_after_all(stored, reply, now);
+        }
+        other => other,
+    };
     let repeated = match (stored.state, &write) {
         // The handler may have completed it inside its own transaction, before the engine wrote.
         (State::Completed, _) => true,
@@ -293,6 +302,30 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
     if mine && repeated {
         return Step::keep(Written::AlreadyMine(stored.reply.clone()));
     }
+    superseded(stored, lease, write, now)
+}
+
+/// Completes in a transaction of the user's that is still to be committed, if the attempt still may.
+///
+/// Of an attempt that was said not to have acted it is refused where the transaction is all that it
+/// does: rolled back, what was said is true, and a retry runs once. Where something else may have acted,
+/// a rollback does not take it back, and the reply counts as in [`write`].
+pub fn complete_in(
+    found: Option<&Record>,
+    lease: &Lease,
+    reply: Reply,
+    now: Timestamp,
+) -> Step<Written> {
+    match found {
+        Some(stored) if was_denied(stored) && !must_act_once(stored) => {
+            superseded(stored, lease, Write::Complete(reply), now)
+        }
+        _ => write(found, lease, Write::Complete(reply), now),
+    }
+}
+
+/// The record moved on. A result is kept as evidence.
+fn superseded(stored: &Record, lease: &Lease, write: Write, now: Timestamp) -> Step<Written> {
     let audit = match write {
         Write::Complete(reply) => {
             let event = match is_incident(stored, lease.generation, lease.attempt, &reply) {

@@ -36,7 +36,9 @@ pub use backoff::Backoff;
 pub use http::{BadSink, HttpSink};
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
 pub(crate) use message::Owner;
-pub use message::{ListedMessage, Message, MessageId, MessageQuery, MessageState, StoredMessage};
+pub use message::{
+    DeadLetter, ListedMessage, Message, MessageId, MessageQuery, MessageState, StoredMessage,
+};
 pub use relay::{Relay, Relayed};
 pub use sink::{Delivered, Delivery, Sink, SinkFuture};
 
@@ -52,7 +54,8 @@ pub use sink::{Delivered, Delivery, Sink, SinkFuture};
 /// 4. Every call may be repeated with the same arguments after a lost answer: a repeated claim of one
 ///    attempt returns the same messages, a repeated settlement answers that it was applied.
 /// 5. What is deleted is deleted by its exact id, and an id is never used again.
-/// 6. What a person decided is audited in the step that does it: both are there, or neither.
+/// 6. What a person decided is audited in the step that does it: both are there, or neither. It holds
+///    for the dead letter that was looked at, by its fence, and not for one that was given up since.
 ///
 /// `onceward::outbox_suite!` checks these.
 ///
@@ -99,11 +102,11 @@ pub trait OutboxStore: fmt::Debug + Send + Sync + 'static {
     fn load_message(&self, id: MessageId) -> StoreFuture<'_, Option<ListedMessage>>;
 
     /// Makes dead letters ready again, as if never delivered: a person has decided that they may be
-    /// delivered. Returns which of these were dead letters. For each an audit record about its
-    /// operation is written in the same step: the reason, and which message.
+    /// delivered. Returns which of these were still the dead letters that were looked at. For each an
+    /// audit record about its operation is written in the same step: the reason, and which message.
     fn redrive<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>>;
 
@@ -112,7 +115,7 @@ pub trait OutboxStore: fmt::Debug + Send + Sync + 'static {
     /// delivered anew.
     fn discard<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>>;
 

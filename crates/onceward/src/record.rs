@@ -13,6 +13,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Uri};
+use sha2::{Digest as _, Sha256};
 
 use crate::{clock::Timestamp, fingerprint::Fingerprint, key::Key, reply::Reply, scope::Scope};
 
@@ -387,13 +388,46 @@ pub struct AuditRecord {
 }
 
 impl AuditRecord {
-    /// Whether both tell of the same thing: a call that was repeated after a lost answer.
-    pub(crate) fn repeats(&self, known: &AuditRecord) -> bool {
-        !self.event.is_of_message()
-            && known.event == self.event
-            && known.attempt == self.attempt
-            && known.fence == self.fence
-            && (!self.event.may_recur() || known.at == self.at)
+    /// Whether both tell of the same thing: a call that was repeated after a lost answer. A store keeps
+    /// the first.
+    pub fn repeats(&self, known: &AuditRecord) -> bool {
+        let of = |it: &AuditRecord| (it.generation, it.event, it.attempt, it.fence);
+        known.id == self.id
+            && of(known) == of(self)
+            && match self.event {
+                AuditEvent::DeadLettered | AuditEvent::Redriven => known.at == self.at,
+                AuditEvent::Incident => known.told() == self.told(),
+                event => !event.is_of_message(),
+            }
+    }
+
+    /// What tells one incident of an attempt from another: what was told, and by whom. None of
+    /// anything else. Of a sealed reply no more than its length counts, since no reply is sealed in the
+    /// same way twice.
+    pub(crate) fn told(&self) -> Option<[u8; 32]> {
+        if self.event != AuditEvent::Incident {
+            return None;
+        }
+        let mut digest = Sha256::new();
+        let mut part = |bytes: &[u8]| {
+            digest.update((bytes.len() as u64).to_be_bytes());
+            digest.update(bytes);
+        };
+        part(self.reason.as_bytes());
+        if let Some(reply) = &self.reply {
+            part(&reply.status.as_u16().to_be_bytes());
+            part(reply.schema_version.as_deref().unwrap_or_default().as_bytes());
+            for (name, value) in &reply.headers {
+                part(name.as_str().as_bytes());
+                part(value.as_bytes());
+            }
+            let body = reply.body_bytes();
+            match reply.is_sealed() {
+                true => part(&(body.len() as u64).to_be_bytes()),
+                false => part(&body),
+            }
+        }
+        Some(digest.finalize().into())
     }
 }
 
@@ -425,7 +459,7 @@ pub enum AuditEvent {
     /// A dead letter of the outbox was deleted: one of the operation's messages.
     MessageDiscarded,
     /// Two results for one generation that do not agree, or a result of what was said not to have
-    /// acted. The stored one stands; here is the one that was told.
+    /// acted. The stored one stands; here is the one that was told. Each is remembered once.
     Incident,
     /// The store was found to have lost what it had acknowledged.
     StoreRegressed,
@@ -475,7 +509,7 @@ impl AuditEvent {
     }
 
     /// Whether it can happen again to one attempt. What cannot is remembered once, however often it
-    /// is told.
+    /// is told; so is the same incident ([`AuditRecord::repeats`]).
     pub const fn may_recur(self) -> bool {
         matches!(self, AuditEvent::DeadLettered | AuditEvent::Redriven | AuditEvent::Incident)
             || self.is_of_message()

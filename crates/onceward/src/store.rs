@@ -151,7 +151,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Deletes at most `limit` audit records that are older than this, the oldest first, and tells how
     /// many. They have a retention of their own: what was done to a record is told for longer than the
-    /// record is kept. May do fewer, as `sweep` may.
+    /// record is kept, and never goes before it. Those of a generation that is still there, be it as a
+    /// tombstone, stay. May do fewer, as `sweep` may.
     fn purge_audit(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, u32>;
 
     /// Whether the store answers: for readiness, and for the breaker's probe.
@@ -354,6 +355,9 @@ impl Write {
 pub enum Written {
     /// It was, and is durable.
     Applied,
+    /// It was, and is durable: the completion of an attempt that somebody had said not to have acted,
+    /// and whose record nobody has taken since. An incident.
+    AppliedAfterRelease,
     /// It was made before, by this attempt; or it is late, and this attempt has completed the record,
     /// whatever it writes now. With the stored reply of a completed record.
     AlreadyMine(Option<Reply>),

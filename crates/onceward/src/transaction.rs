@@ -205,7 +205,7 @@ impl Operation {
         let kept = self.as_kept(reply.clone());
         let written = sealing::complete(tx, &database, &lease, kept).await;
         match written.map_err(Failure::from)? {
-            Written::Applied => Ok(()),
+            Written::Applied | Written::AppliedAfterRelease => Ok(()),
             Written::AlreadyMine(Some(stored)) if stored == self.as_kept(reply) => Ok(()),
             Written::AlreadyMine(_) => Err(Misuse::Refused("completed_twice").into()),
             Written::Superseded(_) => Err(self.lost().into()),
@@ -307,7 +307,7 @@ impl Operation {
         let renewed = self.repeat("renew", renew).await;
         match renewed.map_err(TransactionError::NotAcknowledged)? {
             Written::AlreadyMine(Some(_)) => Ok(()),
-            Written::Applied | Written::AlreadyMine(None) => {
+            Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(None) => {
                 Err(not_committed("COMMIT failed", error).into())
             }
             Written::Superseded(_) => Err(self.lost().into()),

@@ -50,10 +50,21 @@ pub(super) struct Story {
     pub(super) uses: Vec<Use>,
     /// The store lost something of it, in a world where it may.
     pub(super) lost: bool,
+    /// Somebody said that it did not act, and nothing has happened to it since.
+    pub(super) denied: bool,
     /// Since when the attempt that has the record is at work, in microseconds.
     pub(super) at_work_since: Option<u64>,
-    /// What was noted: event, attempt, fence.
-    pub(super) notes: Vec<(String, String, i64)>,
+    /// What was noted.
+    pub(super) notes: Vec<Note>,
+}
+
+/// Something that was noted about a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Note {
+    pub(super) note: String,
+    pub(super) attempt: String,
+    pub(super) fence: i64,
+    pub(super) told: String,
 }
 
 #[derive(Debug)]
@@ -213,9 +224,10 @@ impl Known {
                 self.stories[story].learn_move(from.as_ref(), to.as_ref(), cause, event.at);
             }
             What::Step { call, name, key } => self.learn_step(*call, name, key),
-            What::Noted { subject, note, attempt, fence } => {
+            What::Noted { subject, note, attempt, fence, told } => {
+                let (note, attempt, told) = (note.clone(), attempt.clone(), told.clone());
                 let story = self.story_for(subject);
-                self.stories[story].notes.push((note.clone(), attempt.clone(), *fence));
+                self.stories[story].notes.push(Note { note, attempt, fence: *fence, told });
             }
             What::Staged { .. }
             | What::Delivers { .. }
@@ -241,6 +253,7 @@ impl Known {
             grants: Vec::new(),
             uses: Vec::new(),
             lost: false,
+            denied: false,
             at_work_since: None,
             notes: Vec::new(),
         });
@@ -436,6 +449,8 @@ impl Story {
             (true, true) => self.at_work_since.or(Some(at)),
             (true, false) => Some(at),
         };
+        let is_free = to.is_some_and(|to| matches!(&*to.state, "failed_retryable" | "pending"));
+        self.denied = is_free && matches!(cause, Cause::Resolve { proof: Some(_), .. });
         self.stand = Some(to.cloned());
     }
 

@@ -34,15 +34,17 @@ enum When {
     TombstoneOver,
     /// Somebody has proof.
     Proof,
+    /// Somebody said that it did not act, and nobody has taken it since.
+    Denied,
 }
 
 use When::{
-    GoesOn, InVain, LeaseOver, Mine, NoSteps, NotQueued, Proof, QueueOver, Queued, RetentionOver,
-    Stuck, TombstoneOver,
+    Denied, GoesOn, InVain, LeaseOver, Mine, NoSteps, NotQueued, Proof, QueueOver, Queued,
+    RetentionOver, Stuck, TombstoneOver,
 };
 
 /// Every way in which a record may change: from, to, by what, when.
-const ARROWS: [(&str, &str, &str, &[When]); 49] = [
+const ARROWS: [(&str, &str, &str, &[When]); 51] = [
     ("absent", "in_progress", "reserve", &[]),
     ("absent", "pending", "reserve", &[]),
     ("failed_retryable", "in_progress", "reserve", &[]),
@@ -67,6 +69,9 @@ const ARROWS: [(&str, &str, &str, &[When]); 49] = [
     ("in_progress", "in_progress", "withdraw", &[]),
     ("in_progress", "completed", "complete", &[]),
     ("unknown", "completed", "complete", &[]),
+    // It was said not to have acted, and did, and comes before anybody runs it again.
+    ("failed_retryable", "completed", "complete", &[Denied]),
+    ("pending", "completed", "complete", &[Denied]),
     ("in_progress", "failed_retryable", "release", &[NotQueued, NoSteps]),
     ("in_progress", "pending", "release", &[Queued, NoSteps]),
     ("in_progress", "in_progress", "release", &[GoesOn]),
@@ -105,8 +110,9 @@ pub(super) fn check(
     to: Option<&Stand>,
     cause: &Cause,
 ) -> Verdict {
-    let moved = Moved { subject, from, to, cause };
     let story = known.story_of(subject);
+    let denied = story.is_some_and(|story| story.denied);
+    let moved = Moved { subject, from, to, cause, denied };
     if let Some(left) = story.and_then(|story| story.stand.as_ref()) {
         moved.check_start(left.as_ref())?;
     }
@@ -131,6 +137,8 @@ struct Moved<'a> {
     from: Option<&'a Stand>,
     to: Option<&'a Stand>,
     cause: &'a Cause,
+    /// Whether the last thing that happened to it is that somebody said that it did not act.
+    denied: bool,
 }
 
 impl Moved<'_> {
@@ -315,6 +323,7 @@ impl Moved<'_> {
             RetentionOver => from.expires_at <= now,
             TombstoneOver => from.purge_at <= now,
             Proof => matches!(self.cause, Cause::Resolve { proof: Some(_), .. }),
+            Denied => self.denied,
         }
     }
 

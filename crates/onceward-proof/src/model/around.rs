@@ -68,7 +68,7 @@ fn acts(turn: &mut Turn<'_>, slot: usize) {
         all += 1;
         counted += usize::from(!attempt.rerunnable);
     }
-    if counted > 1 {
+    if counted > 1 && !turn.world.rash {
         turn.wrong("I1: two effects in one generation");
     }
     turn.see(Situation::RerunAfterEffect, all > 1);
@@ -180,7 +180,7 @@ fn decided(turn: &mut Turn<'_>, of: Looked, verdict: Verdict) {
     }
 }
 
-/// An operator who has asked the provider, and cannot be wrong.
+/// An operator who has asked the provider, and cannot be wrong; a rash one can.
 fn operator(record: &Stored, steps: &mut Steps<'_>) {
     let of = looked_at(record);
     if record.state == RecordState::Completed {
@@ -193,12 +193,14 @@ fn operator(record: &Stored, steps: &mut Steps<'_>) {
         return;
     }
     let truth = truth(steps.from, record);
+    let rash = steps.world.rash;
     if let Some(slot) = truth.any {
         steps.unfair(Label::OperatorCompletes, |turn| {
             let complete = Resolution::Complete(reply_of(slot));
             drop(turn.resolve(of, complete, By::Operator));
         });
-    } else if !truth.may_come {
+    }
+    if rash || (truth.any.is_none() && !truth.may_come) {
         steps.unfair(Label::OperatorReleases, |turn| {
             let release = Resolution::Release(Proof::Authoritative);
             drop(turn.resolve(of, release, By::Operator));

@@ -174,6 +174,10 @@ fn written(
             law(completes, "I4: an unknown record moved without proof")
         }
         (Unknown, _) => law(false, "I4: an unknown record moved without proof"),
+        (FailedRetryable | Pending, Completed) if before.denied => {
+            turn.see(Situation::CompletedAfterRelease, true);
+            law(completes, "completed without a reply")
+        }
         _ => law(false, "I3: a write of an attempt that had lost its record changed it"),
     }
 }
@@ -245,7 +249,9 @@ fn resolved(
     let may_act = matches!(owner.call, super::state::Call::Underway(_))
         || (owner.phase == Phase::Holding && owner.left > 0);
     let acted = under_this_grant && (owner.has_acted() || may_act);
-    law(!acted, "I4: taken for not executed, although it acted or still may")
+    // Who says so without knowing answers for what comes of it.
+    let rash = by == By::Operator && turn.world.rash;
+    law(!acted || rash, "I4: taken for not executed, although it acted or still may")
 }
 
 /// I8, the half that is seen at once: what is unknown has a ticket.

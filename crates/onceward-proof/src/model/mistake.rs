@@ -5,7 +5,7 @@ use onceward::record::Effects;
 
 use super::{
     state::Role,
-    world::{PLAIN, RETENTION, World},
+    world::{PLAIN, RASH, RETENTION, World},
 };
 
 macro_rules! mistakes {
@@ -41,6 +41,7 @@ mistakes! {
     OneEarlyProbe: "one probe is believed, at any time",
     ProbesNotApart: "two probes at once are believed",
     CompletesAfterRelease: "a completion is applied after a release",
+    ReplyAfterReleaseIsEvidence: "the reply of what was released by mistake is only evidence",
     ReapsWhatIsNotTerminal: "the reaper takes what is not terminal",
     FenceRestarts: "the fence starts again after a purge",
     MismatchNotChecked: "the fingerprint is not compared",
@@ -61,6 +62,7 @@ impl Mistake {
             Mistake::CompletesAfterRelease => {
                 World { name: "no effects", effects: Effects::None, ..PLAIN }
             }
+            Mistake::ReplyAfterReleaseIsEvidence => RASH,
             Mistake::ReapsWhatIsNotTerminal | Mistake::FenceRestarts => {
                 World { name: "retention", ..RETENTION }
             }

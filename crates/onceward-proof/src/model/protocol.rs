@@ -205,7 +205,9 @@ fn renewing(slot: usize, steps: &mut Steps<'_>) {
         let written = turn.write(slot, renewal(turn));
         let attempt = &mut turn.state.attempts[slot];
         attempt.left = match written {
-            Written::Applied | Written::AlreadyMine(_) => turn.world.lease,
+            Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_) => {
+                turn.world.lease
+            }
             Written::Superseded(_) => 0,
         };
         after_call(attempt);
@@ -285,7 +287,7 @@ fn writes(turn: &mut Turn<'_>, slot: usize, ending: Ending) {
     let written = turn.write(slot, outcome(slot, ending.message()));
     let superseded = match written {
         Written::Superseded(record) => Some(record),
-        Written::Applied | Written::AlreadyMine(_) => None,
+        Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_) => None,
     };
     match (ending, superseded) {
         (Ending::UnknownLate, superseded) => {

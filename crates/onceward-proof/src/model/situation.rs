@@ -69,6 +69,7 @@ situations! {
     PhasedResumed: "a phased operation resumed by the next reserve",
     ReservedAgain: "failed_retryable -> in_progress by reserve",
     LateCompletion: "unknown -> completed by the very attempt",
+    CompletedAfterRelease: "failed_retryable -> completed by the very attempt, after a rash release",
     FoundCompleted: "unknown -> completed by the reconciler",
     FoundNotExecuted: "unknown -> failed_retryable by two probes",
     OperatorCompleted: "unknown -> completed by an operator",

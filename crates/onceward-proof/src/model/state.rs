@@ -47,6 +47,8 @@ pub(super) struct Stored {
     pub(super) void: bool,
     /// Whether it was accepted for later.
     pub(super) queued: bool,
+    /// Whether somebody said that its last attempt did not act, and nobody has taken it since.
+    pub(super) denied: bool,
     /// Which use of the key it is, counted over purges: known to the model only.
     pub(super) use_no: u8,
 }

@@ -162,6 +162,9 @@ impl Turn<'_> {
             if self.makes(Mistake::CompletesAfterRelease) && completes && released {
                 record.state = RecordState::InProgress;
             }
+            if self.makes(Mistake::ReplyAfterReleaseIsEvidence) {
+                record.last_error = None;
+            }
         }
         let step = machine::write(found.as_ref(), &lease, write, now());
         if completes && let Written::Superseded(Some(record)) = &step.answer {
@@ -171,9 +174,14 @@ impl Turn<'_> {
         }
         let superseded = matches!(step.answer, Written::Superseded(Some(_)));
         let late = found.as_ref().is_some_and(|record| record.state == RecordState::Unknown);
-        let applied = step.answer == Written::Applied;
+        let applied = matches!(step.answer, Written::Applied | Written::AppliedAfterRelease);
         if completes && (superseded || (late && applied)) && step.audit.is_none() {
             self.wrong("a result that came late was not kept as evidence");
+        }
+        let still_its_own =
+            |record: &Stored| record.denied && record.attempt == name && record.fence == held.fence;
+        if completes && !applied && self.state.record.as_ref().is_some_and(still_its_own) {
+            self.wrong("I1: it did act, nobody runs it again yet, and somebody may");
         }
         self.apply(step.change, Cause::Write { name, fence: held.fence, completes });
         step.answer
@@ -378,13 +386,18 @@ fn unpack(record: &Stored, id: &RecordId, world: &World) -> Record {
             Answer::Of(slot) => reply_of(usize::from(slot)),
             Answer::Gone => reply(ReplyBody::NotStored),
         }),
-        last_error: None,
+        last_error: record.denied.then(|| machine::RESOLVED_NOT_EXECUTED.into()),
         reconcile_after: record.has_ticket.then(now),
         inquiry: Inquiry::default(),
         void: record.void,
         progress: Progress::default(),
         queued_until: record.queued.then(|| at(NEVER)),
     }
+}
+
+fn is_denied(record: &Record) -> bool {
+    matches!(record.state, RecordState::FailedRetryable | RecordState::Pending)
+        && record.last_error.as_deref() == Some(machine::RESOLVED_NOT_EXECUTED)
 }
 
 fn pack(record: &Record, use_no: u8) -> Stored {
@@ -401,6 +414,7 @@ fn pack(record: &Record, use_no: u8) -> Stored {
         has_ticket: record.reconcile_after.is_some(),
         void: record.void,
         queued: record.is_queued(),
+        denied: is_denied(record),
         use_no,
     }
 }

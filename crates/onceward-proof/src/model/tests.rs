@@ -33,6 +33,7 @@ const FOUND_AS: [(Mistake, &str); Mistake::ALL.len()] = [
     (Mistake::OneEarlyProbe, "I4"),
     (Mistake::ProbesNotApart, "I4"),
     (Mistake::CompletesAfterRelease, "I3"),
+    (Mistake::ReplyAfterReleaseIsEvidence, "I1"),
     (Mistake::ReapsWhatIsNotTerminal, "I11"),
     (Mistake::FenceRestarts, "I3"),
     (Mistake::MismatchNotChecked, "I9"),

@@ -32,6 +32,8 @@ pub struct World {
     pub(super) reconciler: bool,
     /// Whether an operator who knows the truth resolves and voids.
     pub(super) operator: bool,
+    /// Whether that operator also says that nothing was executed without knowing it.
+    pub(super) rash: bool,
 }
 
 const REQUEST: (Role, u8) = (Role::Request, 1);
@@ -52,6 +54,7 @@ pub(super) const PLAIN: World = World {
     late_writes: true,
     reconciler: false,
     operator: false,
+    rash: false,
 };
 
 /// The key lives and dies: retention, tombstone, purge, void.
@@ -63,6 +66,16 @@ pub(super) const RETENTION: World = World {
     renews: false,
     late_reserves: false,
     late_writes: false,
+    ..PLAIN
+};
+
+/// An operator releases what is unknown, on no more than a word.
+pub(super) const RASH: World = World {
+    name: "a rash operator",
+    operator: true,
+    rash: true,
+    renews: false,
+    late_reserves: false,
     ..PLAIN
 };
 
@@ -99,6 +112,7 @@ pub const SMALL: &[World] = &[
         late_writes: false,
         ..PLAIN
     },
+    RASH,
     World {
         name: "one key that lives and dies",
         expired_runs_again: false,

@@ -201,7 +201,10 @@ impl Store for NodeStore {
             };
             let answer = bugs::write(self, copy(lease), write).await;
             match (&answer, renewed_by) {
-                (Ok(Written::Applied | Written::AlreadyMine(_)), Some(by)) => {
+                (
+                    Ok(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_)),
+                    Some(by),
+                ) => {
                     self.world.told(lease.attempt, sent + by);
                 }
                 (Ok(Written::Superseded(_)), _) => self.world.told(lease.attempt, sent),

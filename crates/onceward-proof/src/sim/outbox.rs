@@ -11,7 +11,7 @@ use onceward::{
     MemoryStore, Message, OutboxStore, Sink, Store as _,
     clock::Clock,
     outbox::{
-        Backlog, Claimed, Delivered, Delivery, ListedMessage, MessageId, MessageQuery,
+        Backlog, Claimed, DeadLetter, Delivered, Delivery, ListedMessage, MessageId, MessageQuery,
         MessageState, Settlement, SinkFuture, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease, RecordId},
@@ -197,10 +197,10 @@ impl World {
             let known = lock(&outbox.known);
             known.messages.contains(&message) || known.poison.contains(&message)
         };
-        let ids = [letter.message_id];
+        let letters = [DeadLetter::from(letter)];
         let (done, end) = match is_over {
-            true => (now(outbox.rows.discard(&ids, "looked at")), Settled::Discarded),
-            false => (now(outbox.rows.redrive(&ids, "looked at")), Settled::Redriven),
+            true => (now(outbox.rows.discard(&letters, "looked at")), Settled::Discarded),
+            false => (now(outbox.rows.redrive(&letters, "looked at")), Settled::Redriven),
         };
         if !done.is_empty() {
             self.met(if is_over { "dead_letter_discarded" } else { "dead_letter_redriven" });
@@ -262,11 +262,11 @@ impl OutboxStore for NodeOutbox {
         Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
     }
 
-    fn redrive<'a>(&'a self, _: &'a [MessageId], _: &'a str) -> StoreFuture<'a, Vec<MessageId>> {
+    fn redrive<'a>(&'a self, _: &'a [DeadLetter], _: &'a str) -> StoreFuture<'a, Vec<MessageId>> {
         Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
     }
 
-    fn discard<'a>(&'a self, _: &'a [MessageId], _: &'a str) -> StoreFuture<'a, Vec<MessageId>> {
+    fn discard<'a>(&'a self, _: &'a [DeadLetter], _: &'a str) -> StoreFuture<'a, Vec<MessageId>> {
         Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
     }
 

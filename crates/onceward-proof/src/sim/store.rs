@@ -1,17 +1,12 @@
 //! The store: the rules of the machine on a map.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use onceward::{
     clock::Timestamp,
     machine::{self, Change, Step},
     record::{
-        AttemptId, AuditEvent, AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State,
-        StoredRequest,
+        AuditEvent, AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State, StoredRequest,
     },
     store::{
         Advance, Advanced, Ask, Claim, Proof, Reaped, Reservation, Resolution, Resolve, Resolved,
@@ -38,8 +33,8 @@ pub(super) struct Records {
     /// What was there before each commit, for a store that forgets its last ones.
     pub(super) before: Vec<Before>,
     pub(super) is_down: bool,
-    /// What was noted about results that came too late, which is told once.
-    noted: BTreeSet<(RecordId, AttemptId, Fence)>,
+    /// What was noted about results that came too late or contradict others, which is told once.
+    noted: Vec<AuditRecord>,
     /// The attempt of each record that the sweeper last moved on.
     swept: BTreeMap<RecordId, Fence>,
     /// When a sweep last moved something, and whose it was.
@@ -97,18 +92,29 @@ impl World {
         step.answer
     }
 
-    /// Remembers what happened to a record. A result that comes too late again and again is one thing.
+    /// Remembers what happened to a record. A result that comes too late again and again is one thing, and
+    /// so is one that contradicts another.
     pub(super) fn note(&self, audit: AuditRecord) {
-        let AuditRecord { id, event, attempt, fence, .. } = audit;
-        let late = event == AuditEvent::SupersededResult;
-        if late && !lock(&self.records).noted.insert((id.clone(), attempt, fence)) {
-            return;
+        let is_incident = audit.event == AuditEvent::Incident;
+        if is_incident || audit.event == AuditEvent::SupersededResult {
+            let noted = &mut lock(&self.records).noted;
+            let is_known = noted.iter().any(|known| audit.repeats(known));
+            if is_known {
+                return;
+            }
+            noted.push(audit.clone());
         }
+        let AuditRecord { id, event, attempt, fence, reason, reply, .. } = audit;
+        let words = reply.filter(|_| is_incident).map(|reply| {
+            let (status, body) = (reply.status.as_u16(), reply.body_bytes());
+            format!("{reason}: {status} {:?} {}", reply.headers, String::from_utf8_lossy(&body))
+        });
         self.record(What::Noted {
             subject: self.subject(&id),
             note: event.name().to_owned(),
             attempt: self.attempt_name(attempt),
             fence: fence.number(),
+            told: words.unwrap_or_default(),
         });
     }
 
@@ -225,7 +231,7 @@ impl World {
         let completes = matches!(write, Write::Complete(_));
         let answer =
             self.step(&lease.id, cause, |found, now| machine::write(found, lease, write, now));
-        if completes && answer == Written::Applied {
+        if completes && matches!(answer, Written::Applied | Written::AppliedAfterRelease) {
             self.stage(&lease.id);
         }
         answer
@@ -338,7 +344,7 @@ impl World {
 
     /// I6: what the store says it wrote is there.
     pub(super) fn check_applied(&self, lease: &Lease, write: &Write, answer: &Written) {
-        if *answer != Written::Applied {
+        if !matches!(answer, Written::Applied | Written::AppliedAfterRelease) {
             return;
         }
         let what = format!("was acknowledged: {}", word(write));

@@ -122,15 +122,18 @@ CREATE TABLE onceward.audit_records (
     reply_status   smallint,
     reply_headers  bytea,
     reply_schema   text,
-    reply_body     bytea
+    reply_body     bytea,
+    -- Of an incident: a digest of what was told, and by whom.
+    told           bytea
 );
 -- The same thing told twice is one audit record, unless it can happen again to one attempt, or to many
--- messages of one claim.
+-- messages of one claim. Incidents of one attempt differ by what was told.
 CREATE UNIQUE INDEX audit_records_once ON onceward.audit_records (
     scope, key, generation, event, attempt, fence,
-    (CASE WHEN event IN ('dead_lettered', 'redriven', 'incident') THEN at
+    (CASE WHEN event IN ('dead_lettered', 'redriven') THEN at
           WHEN event IN ('message_redriven', 'message_discarded') THEN audit_id
-          ELSE 0 END));
+          ELSE 0 END),
+    coalesce(told, ''));
 
 -- A record as the functions give it to the store.
 CREATE TYPE onceward.found AS (

@@ -499,9 +499,9 @@ CREATE FUNCTION onceward.remember(
 LANGUAGE sql VOLATILE AS $$
     INSERT INTO onceward.audit_records (
         at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
-        reply_schema, reply_body)
+        reply_schema, reply_body, told)
     SELECT a.at, a.scope, a.key, a.generation, a.event, a.attempt, a.fence, a.reason,
-           a.reply_status, reply_headers, reply_schema, reply_body
+           a.reply_status, reply_headers, reply_schema, reply_body, a.told
     WHERE a.event IS NOT NULL
     ON CONFLICT DO NOTHING
 $$;

@@ -100,7 +100,9 @@ END
 $$;
 
 -- Stores the reply: it is there if and only if the transaction commits. Repeated with the same
--- attempt it changes nothing.
+-- attempt it changes nothing. Of an attempt that was said not to have acted, and whose record nobody
+-- has taken since, it counts where something outside the transaction may have acted, which no rollback
+-- takes back; where the transaction is all there is, it is refused, and what was said is true.
 CREATE FUNCTION onceward.complete(
     operation text, attempt uuid, fence bigint, status integer, headers jsonb, body bytea
 ) RETURNS void
@@ -112,13 +114,16 @@ DECLARE
     r onceward.records := onceward.held(complete.operation, complete.attempt, complete.fence);
     encoded bytea := onceward.headers(complete.headers);
     t bigint := onceward.micros(NULL);
+    denied boolean := r.state IN ('failed_retryable', 'pending')
+                      AND r.last_error = 'resolved_not_executed'
+                      AND r.effects IN ('external', 'undeclared');
 BEGIN
     IF complete.status IS NULL OR complete.status NOT BETWEEN 200 AND 599 THEN
         RAISE EXCEPTION 'onceward: % cannot be the status of a reply', complete.status
             USING ERRCODE = 'OW002';
     ELSIF r.state = 'completed' THEN
         RETURN;
-    ELSIF r.state NOT IN ('in_progress', 'unknown') THEN
+    ELSIF r.state NOT IN ('in_progress', 'unknown') AND denied IS NOT TRUE THEN
         RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
     ELSIF r.open_effect IS NOT NULL THEN
         RAISE EXCEPTION 'onceward: the result of effect "%" is not known', r.open_effect
@@ -127,7 +132,8 @@ BEGIN
     UPDATE onceward.records SET
         state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
         reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
-        last_error = NULL, reconcile_after = NULL, probes = 0, asked_at = NULL, absent_at = NULL,
+        last_error = CASE WHEN denied THEN 'executed_after_all' END,
+        reconcile_after = NULL, probes = 0, asked_at = NULL, absent_at = NULL,
         reply_status = complete.status
     WHERE record_id = r.record_id;
     INSERT INTO onceward.replies (record_id, headers, body)
@@ -135,11 +141,12 @@ BEGIN
     DELETE FROM onceward.leases WHERE check_at = r.check_at AND record_id = r.record_id;
     DELETE FROM onceward.steps WHERE record_id = r.record_id;
     DELETE FROM onceward.requests WHERE record_id = r.record_id;
-    IF r.state = 'unknown' THEN
+    IF r.state = 'unknown' OR denied THEN
         INSERT INTO onceward.audit_records (
             at, scope, key, generation, event, attempt, fence, reason, reply_status, reply_headers,
             reply_body)
-        VALUES (t, r.scope, r.key, r.generation, 'late_completion', r.attempt, r.fence, '',
+        VALUES (t, r.scope, r.key, r.generation,
+                CASE WHEN denied THEN 'incident' ELSE 'late_completion' END, r.attempt, r.fence, '',
                 complete.status, encoded, coalesce(complete.body, ''))
         ON CONFLICT DO NOTHING;
     END IF;

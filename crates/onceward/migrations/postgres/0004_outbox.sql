@@ -258,7 +258,7 @@ END
 $$;
 
 -- Those of these messages that are dead letters, locked in the order of their ids.
-CREATE FUNCTION onceward.locked_dead(ids bigint[]) RETURNS bigint[]
+CREATE FUNCTION onceward.locked_dead(ids bigint[], fences bigint[]) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -270,9 +270,11 @@ AS $$
 BEGIN
     RETURN ARRAY(
         SELECT d.message_id
-        FROM (SELECT DISTINCT unnest(ids) AS id ORDER BY 1) i
+        FROM (SELECT DISTINCT a.id, a.fence FROM unnest(ids, fences) AS a (id, fence)
+              ORDER BY 1, 2) i
         CROSS JOIN LATERAL (SELECT o.message_id FROM onceward.outbox o
-                            WHERE o.message_id = i.id AND o.state = 'dead' FOR UPDATE) d);
+                            WHERE o.message_id = i.id AND o.fence = i.fence
+                              AND o.state = 'dead' FOR UPDATE) d);
 END
 $$;
 
@@ -287,9 +289,11 @@ LANGUAGE sql VOLATILE AS $$
             format('%s (message %s, %s)', because, m.message_id, m.name))
 $$;
 
--- Makes these dead letters ready again. Forgets their claims: whoever made one can settle nothing
+-- Makes these dead letters ready again, if they are still what was looked at. Forgets their claims: whoever made one can settle nothing
 -- any more. Returns which it were.
-CREATE FUNCTION onceward.redrive(at bigint, ids bigint[], because text) RETURNS SETOF bigint
+CREATE FUNCTION onceward.redrive(
+    at bigint, ids bigint[], fences bigint[], because text
+) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET jit = off
@@ -297,7 +301,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(redrive.at);
-    dead bigint[] := onceward.locked_dead(ids);
+    dead bigint[] := onceward.locked_dead(ids, fences);
     letter onceward.outbox;
 BEGIN
     FOR letter IN
@@ -323,8 +327,10 @@ LANGUAGE sql STABLE AS $$
           AND r.created_at = m.record_created_at AND r.state NOT IN ('completed', 'expired'))
 $$;
 
--- Deletes these dead letters, and lets go what they held. Returns which it were.
-CREATE FUNCTION onceward.discard(at bigint, ids bigint[], because text) RETURNS SETOF bigint
+-- Deletes these dead letters, if they are still what was looked at, and lets go what they held. Returns which it were.
+CREATE FUNCTION onceward.discard(
+    at bigint, ids bigint[], fences bigint[], because text
+) RETURNS SETOF bigint
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET jit = off
@@ -332,7 +338,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(discard.at);
-    dead bigint[] := onceward.locked_dead(ids);
+    dead bigint[] := onceward.locked_dead(ids, fences);
     letter onceward.outbox;
     aggregates text[] := '{}';
     ended text;

@@ -164,7 +164,9 @@ impl<R: Send + 'static> Call<'_, R> {
                 self.send_stored(lease, stored, Some(answer));
             }
             // Now, or by an earlier write of ours whose answer was lost.
-            Some(Written::Applied | Written::AlreadyMine(_)) => self.send_executed(lease, answer),
+            Some(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_)) => {
+                self.send_executed(lease, answer);
+            }
             None => {
                 self.reject_unknown(StatusCode::CONFLICT, "completion_not_acknowledged");
                 let persisted = self.engine.persist_until_drain(lease, &write, self.admitted);
@@ -195,7 +197,7 @@ impl<R: Send + 'static> Call<'_, R> {
                 self.send_rolled_back(lease, answer);
             }
             Some(Written::Superseded(record)) => self.superseded(lease, record).await,
-            Some(Written::Applied | Written::AlreadyMine(None)) => {
+            Some(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(None)) => {
                 self.send_rolled_back(lease, answer);
             }
             None => {
@@ -254,7 +256,8 @@ impl<R: Send + 'static> Call<'_, R> {
                 self.send_stored(lease, stored, None);
                 return Held::Still;
             }
-            Some(Written::Applied | Written::AlreadyMine(None)) | None => {}
+            Some(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(None))
+            | None => {}
         }
         let (route, key) = (&*self.admitted.policy.name, &lease.id.key);
         if why == classify::LOCAL_WITHOUT_COMPLETE_IN {

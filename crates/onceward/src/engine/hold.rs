@@ -69,13 +69,14 @@ impl Engine {
             let renewal = self.store.write(lease, Write::Renew(policy.lease));
             let written = timeout(third, renewal).await.unwrap_or_else(|_| Err(timed_out()));
             match written {
-                Ok(Written::Applied | Written::AlreadyMine(_)) => {
+                Ok(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_)) => {
                     self.breaker.answered();
                     operation.extend_deadline(sent + policy.lease);
                 }
                 Ok(Written::Superseded(_)) => {
                     // Somebody decided that we are gone. The work cannot be undone by stopping it;
-                    // its result will be kept as evidence.
+                    // its result will complete the record, if nobody has taken that, or is
+                    // evidence.
                     let (route, key) = (&*policy.name, &lease.id.key);
                     warn!(
                         route,

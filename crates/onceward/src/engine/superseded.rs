@@ -34,19 +34,20 @@ impl<R: Send + 'static> Call<'_, R> {
 
     /// What is audited as an incident is counted.
     pub(super) fn count_incident(&self, lease: &Lease, write: &Write, written: Option<&Written>) {
-        let (Write::Complete(reply), Some(Written::Superseded(Some(record)))) = (write, written)
-        else {
-            return;
-        };
-        if machine::is_incident(record, lease.generation, lease.attempt, reply) {
-            let (route, key) = (&*self.admitted.policy.name, &lease.id.key);
-            observe::incident(route);
-            error!(
-                route,
-                key.digest = key.digest(),
+        let what = match (write, written) {
+            (Write::Complete(reply), Some(Written::Superseded(Some(record))))
+                if machine::is_incident(record, lease.generation, lease.attempt, reply) =>
+            {
                 "two results for one operation; both are kept"
-            );
-        }
+            }
+            (_, Some(Written::AppliedAfterRelease)) => {
+                "an attempt that was said not to have acted has completed; its reply stands"
+            }
+            _ => return,
+        };
+        let (route, key) = (&*self.admitted.policy.name, &lease.id.key);
+        observe::incident(route);
+        error!(route, key.digest = key.digest(), "{what}");
     }
 
     /// Whether a record still belongs to the use of the key in which we were granted it. What a later

@@ -4,7 +4,7 @@ use super::{
     Change, GIVEN_UP, MAX_EXECUTION_EXCEEDED, SETTLE, Step, after_lease, after_retention, audit,
     complete, known, not_acted,
     reconcile::{Heard, absent, ask, dead_letter, disagrees, redrive},
-    told::{RESOLVED_NOT_EXECUTED, Told, executed, has_succeeded},
+    told::{RESOLVED_NOT_EXECUTED, Told, executed, has_succeeded, was_denied},
     tombstone,
 };
 use crate::{
@@ -52,9 +52,7 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             AuditEvent::ResolvedCompleted
         }
         // Somebody said that it had not acted, and now somebody says that it has.
-        (State::FailedRetryable | State::Pending, Resolution::Complete(reply))
-            if record.last_error.as_deref() == Some(RESOLVED_NOT_EXECUTED) =>
-        {
+        (_, Resolution::Complete(reply)) if was_denied(&record) => {
             return executed(&stored, &record, &told(record.attempt), reply, now);
         }
         // Nobody has begun, or whoever did has not acted: this is what its client is told instead.

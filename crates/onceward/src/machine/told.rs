@@ -5,11 +5,11 @@ use crate::{
     clock::Timestamp,
     record::{AttemptId, AuditEvent, AuditRecord, Effects, Fence, Record, State},
     reply::Reply,
-    store::{Proof, Resolution, Resolve, Resolved},
+    store::{Proof, Resolution, Resolve, Resolved, Written},
 };
 
-/// Why a record is released of which somebody knew that it had not acted.
-pub(super) const RESOLVED_NOT_EXECUTED: &str = "resolved_not_executed";
+/// The code of a record that was released because somebody said that its attempt had not acted.
+pub const RESOLVED_NOT_EXECUTED: &str = "resolved_not_executed";
 
 /// The code of a completed record that was said not to have acted before.
 pub const EXECUTED_AFTER_ALL: &str = "executed_after_all";
@@ -71,6 +71,22 @@ pub(super) fn executed(
     };
     let remembered = told.remembered(record, event, reply, now);
     Step { change: Change::Keep, audit: Some(remembered), answer }
+}
+
+/// Whether somebody said of the last attempt that it did not act, and nobody has taken the record since.
+pub(super) fn was_denied(record: &Record) -> bool {
+    matches!(record.state, State::FailedRetryable | State::Pending)
+        && record.last_error.as_deref() == Some(RESOLVED_NOT_EXECUTED)
+}
+
+/// The attempt that was said not to have acted comes with its reply. It keeps its fence, so that the
+/// same write repeated is known for what it is.
+pub(super) fn executed_after_all(record: &Record, reply: Reply, now: Timestamp) -> Step<Written> {
+    let remembered = audit(record, AuditEvent::Incident, "", Some(reply.clone()), now);
+    let mut completed = record.clone();
+    complete(&mut completed, reply, now);
+    completed.last_error = Some(EXECUTED_AFTER_ALL.into());
+    Step::put(completed, Some(remembered), Written::AppliedAfterRelease)
 }
 
 fn completes(record: &Record, told: &Told<'_>, reply: Reply, now: Timestamp) -> Step<Resolved> {

@@ -196,6 +196,21 @@ pub struct StoredMessage {
     pub done_at: Option<Timestamp>,
 }
 
+/// A dead letter as somebody looked at it. One that was redriven and given up again has another fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// The message.
+    pub message_id: MessageId,
+    /// The fence of its last claim.
+    pub fence: Fence,
+}
+
+impl From<&StoredMessage> for DeadLetter {
+    fn from(stored: &StoredMessage) -> Self {
+        DeadLetter { message_id: stored.message_id, fence: stored.fence }
+    }
+}
+
 /// Which messages are listed. Empty: all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MessageQuery {

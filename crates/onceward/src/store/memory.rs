@@ -376,9 +376,12 @@ impl Store for MemoryStore {
             let mut left = limit;
             for shard in &self.shards {
                 let mut shard = lock(shard);
-                shard.audit.retain(|_, remembered| {
+                let Shard { records, audit, .. } = &mut *shard;
+                audit.retain(|id, remembered| {
+                    let kept = records.get(id).map(|record| record.generation);
                     remembered.retain(|audit| {
-                        let goes = left > 0 && audit.at.plus(older_than) <= now;
+                        let is_old = audit.at.plus(older_than) <= now;
+                        let goes = left > 0 && is_old && kept != Some(audit.generation);
                         left -= u32::from(goes);
                         !goes
                     });

@@ -7,8 +7,10 @@ use std::{any::Any, fmt, sync::Arc, time::Duration};
 use super::samples::{self, LEASE, reply};
 use crate::{
     clock::ManualClock,
-    outbox::{Claimed, Message, MessageId, MessageState, OutboxStore, Settlement, Staged},
-    record::{AttemptId, Lease},
+    outbox::{
+        Claimed, DeadLetter, Message, MessageId, MessageState, OutboxStore, Settlement, Staged,
+    },
+    record::{AttemptId, Fence, Lease},
     store::{Ask, Reservation, Store, Write, Written},
 };
 
@@ -121,6 +123,29 @@ impl OutboxHarness {
     pub async fn complete(&self, lease: &Lease) {
         let written = self.store.write(lease, Write::Complete(reply("done"))).await;
         assert_eq!(written.expect("write answers"), Written::Applied);
+    }
+
+    /// These messages as they are now.
+    async fn looked_at(&self, ids: &[MessageId]) -> Vec<DeadLetter> {
+        let mut letters = Vec::new();
+        for id in ids {
+            let found = self.outbox.load_message(*id).await.expect("load answers");
+            let fence = found.map_or(Fence::from_stored(0), |found| found.stored.fence);
+            letters.push(DeadLetter { message_id: *id, fence });
+        }
+        letters
+    }
+
+    /// Makes these ready again that are dead letters, as they are now.
+    pub async fn redrive(&self, ids: &[MessageId], reason: &str) -> Vec<MessageId> {
+        let letters = self.looked_at(ids).await;
+        self.outbox.redrive(&letters, reason).await.expect("redrive answers")
+    }
+
+    /// Deletes those of these that are dead letters, as they are now.
+    pub async fn discard(&self, ids: &[MessageId], reason: &str) -> Vec<MessageId> {
+        let letters = self.looked_at(ids).await;
+        self.outbox.discard(&letters, reason).await.expect("discard answers")
     }
 
     /// Stages.
@@ -287,6 +312,7 @@ macro_rules! __outbox_suite_cases {
                 operators_list_messages_by_state_sink_and_age_without_their_payloads
                 redrive_takes_exactly_the_dead_letters_that_it_is_given
                 a_redriven_message_is_as_if_never_delivered
+                who_looked_at_an_earlier_dead_letter_decides_nothing
                 an_old_claim_cannot_settle_what_was_redriven
                 every_redriven_and_every_discarded_message_is_audited_once
                 what_is_not_a_dead_letter_or_is_kept_leaves_no_audit_record

@@ -139,6 +139,7 @@ macro_rules! __store_suite_cases {
                 reap_stops_at_its_limit_and_goes_on_next_time
                 a_long_execution_is_not_ended_by_retention
                 audit_records_are_purged_after_a_retention_of_their_own
+                audit_records_of_what_is_still_there_are_not_purged
                 purging_audit_records_stops_at_its_limit_and_goes_on_next_time
             }
             reconciling {
@@ -172,7 +173,10 @@ macro_rules! __store_suite_cases {
                 only_unknown_is_completed_or_released_and_only_completed_is_void
                 a_resolution_of_nothing_finds_nothing
                 a_vanished_attempt_can_be_resolved_before_it_is_swept
-                a_result_that_comes_after_the_release_is_evidence
+                a_result_after_the_release_completes_what_nobody_has_taken_since
+                a_result_after_the_release_is_evidence_once_another_has_the_record
+                what_else_is_written_after_the_release_changes_nothing
+                a_result_after_ones_own_release_is_evidence
             }
             pending {
                 accepted_work_is_pending_until_it_is_claimed
@@ -195,6 +199,7 @@ macro_rules! __store_suite_cases {
                 a_retry_finds_queued_work_whose_attempt_vanished_pending_again
                 a_claim_declares_the_effects_of_its_attempt
                 unknown_queued_work_is_begun_again_only_when_it_is_released
+                a_result_after_the_release_completes_queued_work
                 pending_work_that_is_given_up_is_completed_and_never_begun
                 queued_work_with_steps_made_goes_on_at_its_recovery_point
                 the_request_of_queued_work_goes_when_it_is_done

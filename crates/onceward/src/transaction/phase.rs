@@ -73,7 +73,7 @@ impl Operation {
         let lease_time = context.policy.lease;
         let renew = || context.store.write(&lease, Write::Renew(lease_time));
         match self.repeat("renew", renew).await? {
-            Written::Applied | Written::AlreadyMine(_) => {}
+            Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_) => {}
             Written::Superseded(_) => return Err(self.lost()),
         }
         let steps = || context.store.steps(&lease.id, lease.generation);

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use onceward::{
     Effects, Idempotency, Message, Operation, OutboxStore as _, PgOptions, PgStore, Policy, Reply,
-    Store,
+    Store, machine,
     outbox::{MessageState, Staged},
     record::{AuditEvent, Lease, RecordId, State},
     reply::ReplyBody,
@@ -23,7 +23,10 @@ use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
 use tower::ServiceExt as _;
 
-use crate::service::{Answer, charge, says};
+use crate::{
+    service::{Answer, charge, says},
+    shop::taken_for_lost,
+};
 
 const KEY: &str = "order-0000000000000001";
 
@@ -340,6 +343,79 @@ async fn a_late_completion_of_what_was_called_unknown_counts_and_is_remembered()
     assert_eq!(shop.state(&lease.id).await, State::Completed);
     let audit = shop.store.audit(&lease.id).await.expect("an answer");
     assert_eq!(audit.last().expect("remembered").event, AuditEvent::LateCompletion);
+}
+
+#[tokio::test]
+async fn a_completion_after_the_release_counts_where_more_than_the_transaction_may_have_acted() {
+    let shop = Shop::open().await;
+    for effects in [Effects::External, Effects::Undeclared, Effects::Local, Effects::None] {
+        let ask = Ask { effects, ..ask(effects.name()) };
+        let lease = shop.granted(ask.clone()).await;
+        let record = shop.store.load(&ask.id).await.expect("an answer").expect("a record");
+        taken_for_lost(&*shop.store, &record, true).await;
+        let handed = Handed::from(&lease);
+        let failed = alone(&shop, async |tx| handed.fail(tx, "no").await).await;
+        assert_eq!(failed, Ok(()), "it says the same");
+        assert_eq!(shop.state(&ask.id).await, State::FailedRetryable);
+        let before = shop.orders().await;
+        let completed = alone(&shop, async |tx| {
+            order(tx).await;
+            handed.complete(tx, 201, json!({"etag": "1"}), b"late").await
+        });
+        let completed = completed.await;
+        let audit = shop.store.audit(&ask.id).await.expect("an answer");
+        let events: Vec<_> = audit.iter().map(|it| it.event).collect();
+        if matches!(effects, Effects::Local | Effects::None) {
+            assert_eq!(completed, refused("OW001"), "{effects:?}");
+            assert_eq!(shop.orders().await, before, "rolled back");
+            assert_eq!(events, [AuditEvent::Released]);
+            assert_eq!(shop.granted(retry(&ask)).await.attempt_number, 2);
+            continue;
+        }
+        assert_eq!(completed, Ok(()), "{effects:?}");
+        assert_eq!(shop.orders().await, before + 1);
+        assert_eq!(events, [AuditEvent::Released, AuditEvent::Incident]);
+        let record = shop.store.load(&ask.id).await.expect("an answer").expect("a record");
+        assert_eq!(record.last_error.as_deref(), Some(machine::EXECUTED_AFTER_ALL));
+        assert_eq!(audit.last().expect("an incident").reply, record.reply);
+        let expected = Reply::new(StatusCode::CREATED, "late")
+            .with_header(http::header::ETAG, "1".parse().expect("a value"));
+        assert_eq!((record.state, record.reply), (State::Completed, Some(expected.clone())));
+        let again = shop.store.write(&lease, Write::Complete(expected.clone())).await;
+        assert_eq!(again.expect("an answer"), Written::AlreadyMine(Some(expected)));
+    }
+}
+
+/// The same through the library, whose routes are `local` then.
+#[tokio::test]
+async fn a_transaction_of_an_attempt_that_was_released_rolls_back_and_a_retry_runs_once() {
+    let shop = Shop::open().await;
+    let runs = Arc::new(AtomicU32::new(0));
+    let policy = Policy::required().effects(Effects::Local).expect("allowed");
+    let layer = Idempotency::new(Arc::clone(&shop.store) as Arc<dyn Store>, policy);
+    let (its, counted) = (shop.clone(), Arc::clone(&runs));
+    let handler = move |operation: Operation| {
+        let (shop, runs) = (its.clone(), Arc::clone(&counted));
+        async move {
+            if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+                let id = operation.id().clone();
+                let record = shop.store.load(&id).await.expect("an answer").expect("a record");
+                taken_for_lost(&*shop.store, &record, true).await;
+            }
+            let ordered = operation.transaction(&shop.pool, async |tx| {
+                order(tx).await;
+                Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "ordered"))
+            });
+            ordered.await.map_err(|error| (StatusCode::CONFLICT, error.to_string()))
+        }
+    };
+    let app = Router::new().fallback(handler).layer(layer);
+    let first = send(&app, KEY).await;
+    assert_eq!(first.says(), says(409, "not_executed"));
+    assert_eq!((shop.orders().await, runs.load(Ordering::SeqCst)), (0, 1));
+    assert_eq!(send(&app, KEY).await.says(), says(201, "executed"));
+    assert_eq!(send(&app, KEY).await.says(), says(201, "replayed"));
+    assert_eq!((shop.orders().await, runs.load(Ordering::SeqCst)), (1, 2));
 }
 
 #[tokio::test]

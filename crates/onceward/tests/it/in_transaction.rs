@@ -233,6 +233,39 @@ async fn an_attempt_that_lost_its_record_cannot_commit() {
     assert_eq!(shop.orders().await, ["tea"]);
 }
 
+/// Its transaction is all that it does: rolled back, it is true that it did not act.
+#[tokio::test]
+async fn a_transaction_of_an_attempt_that_was_released_rolls_back_and_a_retry_runs_once() {
+    for is_released in [true, false] {
+        let shop = Shop::open().await;
+        let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let served = shop.serve(local(), {
+            let (working, go_on) = (working.clone(), go_on.clone());
+            move |shop: Shop, operation: Operation| {
+                let (working, go_on) = (working.clone(), go_on.clone());
+                async move {
+                    if shop.runs() == 1 {
+                        working.notify_one();
+                        go_on.notified().await;
+                    }
+                    order_tea(shop, operation).await
+                }
+            }
+        });
+        let first = served.spawn_charge(KEY);
+        working.notified().await;
+        shop.taken_for_lost(KEY, is_released).await;
+        go_on.notify_one();
+        let first = first.await.expect("answered");
+        let told = if is_released { says(500, "not_executed") } else { says(201, "executed") };
+        assert_eq!(first.says(), told, "released: {is_released}");
+        assert_eq!(shop.orders().await.len(), usize::from(!is_released));
+        let word = if is_released { "executed" } else { "replayed" };
+        assert_eq!(served.charge(KEY).await.says(), says(201, word));
+        assert_eq!(shop.orders().await, ["tea"], "released: {is_released}");
+    }
+}
+
 #[tokio::test]
 async fn an_attempt_whose_lease_is_over_by_its_own_clock_begins_nothing() {
     let shop = Shop::open().await;

@@ -10,12 +10,12 @@ use onceward::{
     Store as _,
     key::Emails,
     observe::{COUNTERS, OPERATION_DURATION},
-    store::{Ask, Reservation, Resolution, Resolve, Resolved, Write, Written},
+    store::{Ask, Proof, Reservation, Resolution, Resolve, Resolved, Write, Written},
     testing::{Fault, StoreCall, samples::ask},
     worker::{Finding, Probe, ProbeFuture, Reconciler, Unknown},
 };
 
-use crate::service::{FOR_EVER, Faults, Run, Service, keyed, pass};
+use crate::service::{FOR_EVER, Faults, Run, Service, keyed, pass, says};
 
 const KEY: &str = "order-raw-key-in-plain-text";
 
@@ -310,6 +310,39 @@ fn what_an_operator_or_a_message_resolves_is_counted_once_and_what_is_refused_is
         }
     });
     assert_eq!(counts(&handle), counted(&[("reconcile_resolved", 1)]));
+    assert_eq!(count(&handle, "onceward_incident_total"), 1);
+}
+
+#[test]
+fn an_owner_that_completes_after_it_was_released_is_counted_as_an_incident_and_a_retry_replays() {
+    let handle = observed(|_| async {
+        let faults = Faults::default();
+        faults.fail(StoreCall::Renew, Fault::Refused, FOR_EVER);
+        let service = Service::on(
+            |memory| faults.on(memory),
+            Policy::required(),
+            |_: Run| async move {
+                pass(Duration::from_secs(90)).await;
+                "charged"
+            },
+        );
+        let slow = service.spawn_charge(KEY);
+        pass(Duration::from_secs(61)).await;
+        assert_eq!(service.charge(KEY).await.says(), says(409, "outcome_unknown"));
+        let record = service.record(KEY).await.expect("a record");
+        let resolve = Resolve {
+            id: record.id,
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Release(Proof::Authoritative),
+            reason: "the provider".into(),
+        };
+        let resolved = service.memory.resolve(resolve).await.expect("memory answers");
+        assert!(matches!(resolved, Resolved::Applied(_)), "{resolved:?}");
+        assert_eq!(slow.await.expect("answered").says(), says(200, "executed"));
+        assert_eq!(service.charge(KEY).await.says(), says(200, "replayed"));
+        assert_eq!(service.runs(), 1);
+    });
     assert_eq!(count(&handle, "onceward_incident_total"), 1);
 }
 

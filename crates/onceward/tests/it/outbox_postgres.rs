@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use onceward::{
     Message, OutboxStore, PgOptions, PgStore, Store as _,
-    outbox::{Claimed, MessageId, MessageState, Settlement, Staged},
-    record::{AttemptId, Lease},
+    outbox::{Claimed, DeadLetter, MessageId, MessageState, Settlement, Staged},
+    record::{AttemptId, Fence, Lease},
     store::{Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, reply},
 };
@@ -160,8 +160,8 @@ async fn every_call_finds_its_messages_by_an_index() {
     for (call, most) in [
         ("onceward.claim_messages(NULL, 10, '{ledger}', 1, gen_random_uuid())", 0),
         ("onceward.settle_message(NULL, 1, gen_random_uuid(), 1, 'done', '', 0, false, '')", 2),
-        ("onceward.redrive(NULL, '{3,7,1}', 'x')", 12),
-        ("onceward.discard(NULL, '{3,7,1}', 'x')", 12),
+        ("onceward.redrive(NULL, '{3,7,1}', '{1,1,1}', 'x')", 12),
+        ("onceward.discard(NULL, '{3,7,1}', '{1,1,1}', 'x')", 12),
         ("onceward.purge_done(NULL, 0, 5)", 20),
     ] {
         on.sql("BEGIN").await;
@@ -303,8 +303,12 @@ async fn a_message_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way() {
     assert_eq!(error.kind(), StoreErrorKind::Corrupt);
     let cause = std::error::Error::source(&error).expect("a cause").to_string();
     assert!(cause.contains("message 1"), "{cause}");
+    // Nobody can look at it but in the table.
+    let fence = on.sql("SELECT fence::text FROM onceward.outbox WHERE message_id = 1").await;
+    let fence = Fence::from_stored(fence.parse().expect("a number"));
     let ids = [MessageId::from_stored(1)];
-    assert_eq!(on.store.discard(&ids, "ticket 7").await.expect("an answer"), ids);
+    let letters = [DeadLetter { message_id: ids[0], fence }];
+    assert_eq!(on.store.discard(&letters, "ticket 7").await.expect("an answer"), ids);
     assert_eq!(on.store.list(MessageState::Dead, None, 10).await.expect("an answer"), []);
 }
 
@@ -434,12 +438,13 @@ async fn relay(store: Arc<PgStore>, told: Told, seed: u64) {
             let settled = store.settle(claimed.message_id, attempt, claimed.fence, how).await;
             assert!(settled.expect("an answer"));
             let ids = [claimed.message_id];
+            let letters = [DeadLetter { message_id: claimed.message_id, fence: claimed.fence }];
             if is_dead && random.random_bool(0.5) {
-                assert_eq!(store.redrive(&ids, "ticket 7").await.expect("an answer"), ids);
+                assert_eq!(store.redrive(&letters, "ticket 7").await.expect("an answer"), ids);
             } else if is_dead {
                 end(&told, &aggregate, id);
                 // Kept while the operation that staged it is not over.
-                while store.discard(&ids, "ticket 7").await.expect("an answer") != ids {
+                while store.discard(&letters, "ticket 7").await.expect("an answer") != ids {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }

@@ -13,7 +13,8 @@ use axum::{Router, body::Body, response::IntoResponse};
 use http::{Request, StatusCode};
 use onceward::{
     Engine, Idempotency, Operation, Policy, Settings, SqliteOptions, SqliteStore, Store,
-    record::{Record, RecordId},
+    record::{Lease, Record, RecordId},
+    store::{Proof, Resolution, Resolve, Resolved, Write, Written},
 };
 use sqlx::{
     SqliteConnection, SqlitePool,
@@ -99,9 +100,36 @@ impl Shop {
         orders.fetch_all(&self.pool).await.expect("orders")
     }
 
+    /// Somebody takes the attempt that is at work for lost; and says that it did not act.
+    pub(crate) async fn taken_for_lost(&self, key: &str, is_released: bool) {
+        let record = self.record(key).await.expect("a record");
+        taken_for_lost(&*self.store, &record, is_released).await;
+    }
+
     pub(crate) async fn record(&self, key: &str) -> Option<Record> {
         self.store.load(&acme(key)).await.expect("the store answers")
     }
+}
+
+/// Somebody takes the attempt that is at work for lost; and says that it did not act.
+pub(crate) async fn taken_for_lost(store: &dyn Store, record: &Record, is_released: bool) {
+    let Record { id, attempt, fence, generation, attempts, lease_until, .. } = record.clone();
+    let lease =
+        Lease { id, attempt, fence, generation, attempt_number: attempts, until: lease_until };
+    let unknown = store.write(&lease, Write::MarkUnknown("gone".into())).await;
+    assert_eq!(unknown.expect("an answer"), Written::Applied);
+    if !is_released {
+        return;
+    }
+    let resolve = Resolve {
+        id: lease.id,
+        generation,
+        fence,
+        resolution: Resolution::Release(Proof::Authoritative),
+        reason: "the provider".into(),
+    };
+    let resolved = store.resolve(resolve).await.expect("an answer");
+    assert!(matches!(resolved, Resolved::Applied(_)), "{resolved:?}");
 }
 
 pub(crate) fn acme(key: &str) -> RecordId {

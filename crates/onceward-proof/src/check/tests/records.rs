@@ -84,6 +84,54 @@ fn not_executed_needs_proof() {
     step(stand("unknown", 5), stand("completed", 6), resolve("complete", None)).passes();
 }
 
+/// Said not to have acted, on this ground.
+fn released(on: &str) -> Tale {
+    step(stand("unknown", 5), stand("failed_retryable", 5), resolve("release", Some(on)))
+}
+
+#[test]
+fn what_was_said_not_to_have_acted_completes_while_nobody_has_taken_it() {
+    let completes = |tale: Tale, fence| {
+        let (from, to) = (stand("failed_retryable", 5), stand("completed", 5));
+        tale.moved(Some(from), Some(to), write("complete", fence))
+    };
+    for on in ["authoritative", "two_probes"] {
+        completes(released(on), 5).passes();
+        completes(released(on), 4).violates("I3");
+    }
+    // Whoever gave it back itself does not take that back.
+    completes(from_progress("failed_retryable", write("release", 5)), 5).violates("I4");
+    let taken = released("authoritative").moved(
+        Some(stand("failed_retryable", 5)),
+        Some(stand("in_progress", 6)),
+        reserve(6, 200),
+    );
+    let late = taken.moved(
+        Some(stand("in_progress", 6)),
+        Some(stand("completed", 6)),
+        write("complete", 5),
+    );
+    late.violates("I3");
+}
+
+#[test]
+fn the_reply_of_what_was_released_is_kept_and_not_only_noted() {
+    let noted = |tale: Tale, fence: i64| {
+        let (note, attempt) = ("superseded_result".into(), format!("a{fence}"));
+        let told = String::new();
+        tale.then(What::Noted { subject: subject("acme"), note, attempt, fence, told })
+    };
+    noted(released("authoritative"), 5).violates("I1");
+    noted(released("authoritative"), 4).passes();
+    noted(from_progress("failed_retryable", write("release", 5)), 5).passes();
+    let taken = released("authoritative").moved(
+        Some(stand("failed_retryable", 5)),
+        Some(stand("in_progress", 6)),
+        reserve(6, 200),
+    );
+    noted(taken, 5).passes();
+}
+
 #[test]
 fn nobody_takes_a_live_lease() {
     for (to, now) in [("unknown", 99), ("failed_retryable", 100)] {

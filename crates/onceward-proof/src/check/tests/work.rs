@@ -104,9 +104,19 @@ fn a_step_that_is_saved_is_not_made_again_and_has_one_key() {
 #[test]
 fn what_happens_to_a_record_is_noted_once() {
     let noted = |tale: Tale, fence| {
-        let (note, attempt) = ("lease_expired".into(), "a5".into());
-        tale.then(What::Noted { subject: subject("acme"), note, attempt, fence })
+        let (note, attempt, told) = ("lease_expired".into(), "a5".into(), String::new());
+        tale.then(What::Noted { subject: subject("acme"), note, attempt, fence, told })
     };
     noted(noted(Tale::new(), 5), 6).passes();
     noted(noted(Tale::new(), 5), 5).violates("AUDIT");
+}
+
+#[test]
+fn an_incident_is_noted_once_for_each_thing_that_is_told() {
+    let noted = |tale: Tale, told: &str| {
+        let (note, attempt, told) = ("incident".into(), "a5".into(), told.into());
+        tale.then(What::Noted { subject: subject("acme"), note, attempt, fence: 5, told })
+    };
+    noted(noted(Tale::new(), "201"), "402").passes();
+    noted(noted(Tale::new(), "201"), "201").violates("AUDIT");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use onceward::{
     Operation, OutboxStore as _,
     machine::{self, Change, Step},
-    outbox::{Claimed, MessageState, Settlement},
+    outbox::{Claimed, DeadLetter, MessageState, Settlement},
     record::{
         AttemptId, AuditEvent, AuditRecord, Effects, Lease, Record, RecordId, SavedStep, State,
     },
@@ -165,7 +165,7 @@ pub(in super::super) fn claim_messages(
     let Some(outbox) = &world.outbox else { return Vec::new() };
     if world.bug == Some(Bug::DeadLetterPassed) {
         let dead = now(outbox.rows.list(MessageState::Dead, None, u32::MAX));
-        let dead: Vec<_> = dead.iter().map(|letter| letter.message_id).collect();
+        let dead: Vec<_> = dead.iter().map(DeadLetter::from).collect();
         let _ = now(outbox.rows.discard(&dead, "in the way"));
     }
     let mut claimed = now(outbox.rows.claim(limit, sinks, lease, attempt));

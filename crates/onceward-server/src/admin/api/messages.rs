@@ -3,7 +3,7 @@
 use http::StatusCode;
 use onceward::{
     OutboxStore,
-    outbox::{ListedMessage, MessageId, MessageQuery, MessageState},
+    outbox::{DeadLetter, ListedMessage, MessageId, MessageQuery, MessageState},
     record::Fence,
 };
 
@@ -111,21 +111,21 @@ pub(super) async fn apply(
         );
         return Err(Problem::conflict("not_dead_letter", detail));
     }
-    // Somebody redrove it, and it was given up again: perhaps for another reason.
-    if found.stored.fence != letter.fence {
-        return Err(changed());
-    }
-    let ids = [letter.id];
+    // The write is guarded by the fence: somebody may have redriven it, and it was given up again,
+    // perhaps for another reason.
+    let letters = [DeadLetter { message_id: letter.id, fence: letter.fence }];
     let applied = match decision {
-        Decision::Redrive => outbox.redrive(&ids, reason).await?,
-        Decision::Discard => outbox.discard(&ids, reason).await?,
+        Decision::Redrive => outbox.redrive(&letters, reason).await?,
+        Decision::Discard => outbox.discard(&letters, reason).await?,
     };
     if applied.contains(&letter.id) {
         return Ok(found);
     }
     let now = outbox.load_message(letter.id).await?;
-    let is_dead = now.is_some_and(|now| now.stored.state == MessageState::Dead);
-    if decision == Decision::Discard && is_dead {
+    let is_the_one = now.is_some_and(|now| {
+        now.stored.state == MessageState::Dead && now.stored.fence == letter.fence
+    });
+    if decision == Decision::Discard && is_the_one {
         let detail = "The operation that staged it may still run, and would stage and deliver it \
                       anew: it is kept. Let the operation end, or resolve it, and discard it then.";
         return Err(Problem::conflict("operation_open", detail));

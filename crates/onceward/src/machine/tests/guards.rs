@@ -133,6 +133,80 @@ fn a_superseded_result_is_kept_as_evidence_and_not_applied() {
     assert_eq!(put(step).reply, Some(reply("in time")));
 }
 
+fn denied(effects: Effects, state: State) -> Record {
+    let last_error = Some("resolved_not_executed".into());
+    let attempts = 1;
+    Record { last_error, attempts, ..record_of(&Ask { effects, ..ask() }, state) }
+}
+
+#[test]
+fn a_completion_after_a_release_by_others_counts_and_is_an_incident() {
+    for effects in Effects::ALL {
+        for state in [State::FailedRetryable, State::Pending] {
+            let released = denied(effects, state);
+            let complete = Write::Complete(reply("after all"));
+            let step = write(Some(&released), &lease(&released), complete.clone(), at(20));
+            assert_eq!(step.answer, Written::AppliedAfterRelease);
+            let incident = step.audit.as_ref().expect("an audit record");
+            assert_eq!((incident.event, incident.attempt), (AuditEvent::Incident, A));
+            assert_eq!(incident.reply, Some(reply("after all")));
+            let completed = put(step);
+            let expected = Record {
+                state: State::Completed,
+                reply: Some(reply("after all")),
+                last_error: Some(EXECUTED_AFTER_ALL.into()),
+                finished_at: Some(at(20)),
+                expires_at: at(20 + RETENTION),
+                ..released.clone()
+            };
+            assert_eq!(completed, expected, "{effects:?} {state:?}");
+            let again = write(Some(&completed), &lease(&completed), complete, at(21));
+            let mine = Written::AlreadyMine(Some(reply("after all")));
+            assert_eq!(again, Step::keep(mine));
+        }
+    }
+}
+
+#[test]
+fn a_completion_after_a_release_needs_attempt_and_fence_and_somebody_elses_word() {
+    let released = denied(Effects::External, State::FailedRetryable);
+    let own = record_in(State::FailedRetryable);
+    let old_fence = Fence::from_stored(released.fence.number() - 1);
+    for (record, lease) in [
+        (&released, Lease { attempt: B, ..lease(&released) }),
+        (&released, Lease { fence: old_fence, ..lease(&released) }),
+        (&own, lease(&own)),
+    ] {
+        let step = write(Some(record), &lease, Write::Complete(reply("late")), at(20));
+        assert_eq!(step.change, Change::Keep);
+        assert_eq!(step.answer, Written::Superseded(Some(Box::new(record.clone()))));
+        assert_eq!(step.audit.map(|it| it.event), Some(AuditEvent::SupersededResult));
+    }
+}
+
+#[test]
+fn a_transaction_after_a_release_is_refused_where_it_is_all_that_would_act() {
+    for effects in Effects::ALL {
+        let released = denied(effects, State::FailedRetryable);
+        let step = complete_in(Some(&released), &lease(&released), reply("late"), at(20));
+        let outside = matches!(effects, Effects::External | Effects::Undeclared);
+        if outside {
+            assert_eq!(step.answer, Written::AppliedAfterRelease, "{effects:?}");
+            assert_eq!(put(step).state, State::Completed);
+        } else {
+            assert_eq!(step.answer, Written::Superseded(Some(Box::new(released))), "{effects:?}");
+            assert_eq!(step.change, Change::Keep);
+        }
+        // Whoever still has the record, or comes late to what is unknown, completes it so too.
+        for state in [State::InProgress, State::Unknown] {
+            let held = record_of(&Ask { effects, ..ask() }, state);
+            let step = complete_in(Some(&held), &lease(&held), reply("in time"), at(20));
+            assert_eq!(step.answer, Written::Applied, "{effects:?} {state:?}");
+            assert_eq!(put(step).reply, Some(reply("in time")));
+        }
+    }
+}
+
 #[test]
 fn the_attempt_alone_or_the_fence_alone_is_not_enough() {
     let record = record_in(State::InProgress);

@@ -200,9 +200,14 @@ fn queued_work_that_is_found_not_to_have_acted_is_begun_again() {
     let record = put(step);
     assert_eq!((record.state, record.reconcile_after), (State::Pending, None));
     assert_eq!(record.lease_until, at(100).plus(backoff(1)));
-    // The attempt itself may still come. It has lost its right.
-    let late = write(Some(&record), &lease(&before), Write::Complete(reply("late")), at(101));
-    assert!(matches!(late.answer, Written::Superseded(Some(_))), "{:?}", late.answer);
+    // The attempt itself may still come: in time, until another one has begun.
+    let late = |record: &Record| {
+        write(Some(record), &lease(&before), Write::Complete(reply("late")), at(200)).answer
+    };
+    assert_eq!(late(&record), Written::AppliedAfterRelease);
+    let next = Claim { attempt: C, ..wanted() };
+    let (begun, ..) = granted(claim(Some(&record), &next, at(200)));
+    assert!(matches!(late(&begun), Written::Superseded(Some(_))), "{:?}", late(&begun));
 }
 
 #[test]

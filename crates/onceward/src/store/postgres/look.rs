@@ -13,6 +13,7 @@ use crate::{
     clock::Timestamp,
     machine::{self, Change, Step},
     record::{AuditRecord, Lease, Record, RecordId, State},
+    reply::Reply,
     store::{
         Ask, Reservation, StoreError, StoreErrorKind, Write, Written, request::encode_request,
     },
@@ -117,6 +118,7 @@ impl Look {
                 // The handler may have completed it in a transaction of its own.
                 let completed = match &written {
                     Ok(Written::Applied) => matches!(write, Write::Complete(_)),
+                    Ok(Written::AppliedAfterRelease) => true,
                     Ok(Written::AlreadyMine(reply)) => reply.is_some(),
                     _ => false,
                 };
@@ -160,6 +162,16 @@ pub(super) async fn write(
     write: &Write,
 ) -> Result<Written, StepFailed> {
     let decide = |found: Option<&Record>, now| machine::write(found, lease, write.clone(), now);
+    step(link, &lease.id, None, no_request, decide).await
+}
+
+pub(super) async fn complete_in(
+    link: &mut impl Caller,
+    lease: &Lease,
+    reply: &Reply,
+) -> Result<Written, StepFailed> {
+    let decide =
+        |found: Option<&Record>, now| machine::complete_in(found, lease, reply.clone(), now);
     step(link, &lease.id, None, no_request, decide).await
 }
 

@@ -220,8 +220,8 @@ impl Statements {
                 "{SHOWN} WHERE ($5::text IS NULL OR state = $5) AND {SHOWN_WHERE}"
             )),
             show_message: named(&format!("{SHOWN} WHERE message_id = $1")),
-            redrive: named("SELECT * FROM onceward.redrive($1, $2, $3)"),
-            discard: named("SELECT * FROM onceward.discard($1, $2, $3)"),
+            redrive: named("SELECT * FROM onceward.redrive($1, $2, $3, $4)"),
+            discard: named("SELECT * FROM onceward.discard($1, $2, $3, $4)"),
             purge_done: named("SELECT * FROM onceward.purge_done($1, $2, $3)"),
             backlog: named(
                 "WITH RECURSIVE sinks (name) AS (\
@@ -254,6 +254,8 @@ impl Statements {
                 "WITH purged AS (DELETE FROM onceward.audit_records a WHERE a.audit_id = ANY (ARRAY( \
                  SELECT d.audit_id FROM onceward.audit_records d \
                  WHERE d.at <= (SELECT onceward.micros($1) - $2) \
+                 AND NOT EXISTS (SELECT FROM onceward.records r WHERE r.scope = d.scope \
+                 AND r.key = d.key AND r.generation = d.generation OFFSET 0) \
                  ORDER BY d.at LIMIT $3 FOR UPDATE SKIP LOCKED)) RETURNING 1) \
                  SELECT count(*) FROM purged",
             ),

@@ -17,8 +17,8 @@ use crate::{
     clock::Timestamp,
     key::Key,
     outbox::{
-        Backlog, Claimed, DEAD_LETTERS_MAX, ListedMessage, Message, MessageId, MessageQuery,
-        MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, DeadLetter, ListedMessage, Message, MessageId,
+        MessageQuery, MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease, RecordId},
     scope::Scope,
@@ -271,8 +271,12 @@ async fn applied(
     Ok(ids)
 }
 
-fn numbers(ids: &[MessageId]) -> Vec<i64> {
-    ids.iter().map(|id| id.number()).collect()
+fn numbers(letters: &[DeadLetter]) -> Vec<i64> {
+    letters.iter().map(|letter| letter.message_id.number()).collect()
+}
+
+fn fences(letters: &[DeadLetter]) -> Vec<i64> {
+    letters.iter().map(|letter| letter.fence.number()).collect()
 }
 
 impl OutboxStore for PgStore {
@@ -323,28 +327,28 @@ impl OutboxStore for PgStore {
 
     fn redrive<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        let (ids, reason) = (numbers(ids), storable(reason));
+        let (ids, fences, reason) = (numbers(letters), fences(letters), storable(reason));
         self.single(move |link| {
             Box::pin(applied(link, move |link| {
                 let redrive = call(&link.statements().redrive).bind(link.now());
-                redrive.bind(ids.clone()).bind(reason.clone())
+                redrive.bind(ids.clone()).bind(fences.clone()).bind(reason.clone())
             }))
         })
     }
 
     fn discard<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        let (ids, reason) = (numbers(ids), storable(reason));
+        let (ids, fences, reason) = (numbers(letters), fences(letters), storable(reason));
         self.single(move |link| {
             Box::pin(applied(link, move |link| {
                 let discard = call(&link.statements().discard).bind(link.now());
-                discard.bind(ids.clone()).bind(reason.clone())
+                discard.bind(ids.clone()).bind(fences.clone()).bind(reason.clone())
             }))
         })
     }

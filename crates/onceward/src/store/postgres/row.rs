@@ -284,6 +284,7 @@ pub(super) fn audit_json(audit: &AuditRecord) -> Value {
         "reason": audit.reason,
         "reply_status": audit.reply.as_ref().map(|reply| reply.status.as_u16()),
         "reply_schema": audit.reply.as_ref().and_then(|reply| reply.schema_version.as_deref()),
+        "told": audit.told().map(|told| hex(&told)),
     })
 }
 

@@ -137,15 +137,15 @@ impl Connection for PgConnection {
         reply: Reply,
     ) -> Result<Written, NotWritten> {
         let mut within = Within::new(self, database)?;
-        let complete = Write::Complete(reply);
         let statement = call(&within.statements().write);
+        let complete = Write::Complete(reply.clone());
         let write =
             bind_writes(statement, &within, &[(lease, &complete)], Locked::WaitedFor(PATIENCE));
         let rows = within.fetch(write).await.map_err(not_written)?;
         if !rows.is_empty() {
             return Ok(Written::Applied);
         }
-        look::write(&mut within, lease, &complete).await.map_err(step_failed)
+        look::complete_in(&mut within, lease, &reply).await.map_err(step_failed)
     }
 
     async fn advance(

@@ -19,7 +19,7 @@ use super::{SqliteOptions, error};
 const APPLICATION_ID: u32 = 0x4f6e_6365;
 
 /// Migrations in order. The file's `user_version` says how many of them it has.
-const MIGRATIONS: [&str; 8] = [
+const MIGRATIONS: [&str; 9] = [
     include_str!("../../../migrations/sqlite/0001_records.sql"),
     include_str!("../../../migrations/sqlite/0002_outbox.sql"),
     include_str!("../../../migrations/sqlite/0003_listing.sql"),
@@ -28,6 +28,7 @@ const MIGRATIONS: [&str; 8] = [
     include_str!("../../../migrations/sqlite/0006_reconciling.sql"),
     include_str!("../../../migrations/sqlite/0007_canary.sql"),
     include_str!("../../../migrations/sqlite/0008_overdue.sql"),
+    include_str!("../../../migrations/sqlite/0009_incidents.sql"),
 ];
 
 /// How long to wait for another process that writes, while the file is opened.
@@ -374,9 +375,12 @@ mod tests {
         let mut now = open(&mut options).await.expect("migrated");
         for (at, event, is_new) in [
             (2, "released", false),
-            (2, "incident", true),
-            (2, "incident", false),
-            (3, "incident", true),
+            (2, "redriven", true),
+            (2, "redriven", false),
+            (3, "redriven", true),
+            // Told twice, without a word, it is one.
+            (4, "incident", true),
+            (5, "incident", false),
         ] {
             let written = sqlx::raw_sql(told(at, event)).execute(&mut now).await;
             assert_eq!(written.is_ok(), is_new, "{event} at {at}");
@@ -385,6 +389,6 @@ mod tests {
             .fetch_one(&mut now)
             .await
             .expect("a count");
-        assert_eq!(kept, 3);
+        assert_eq!(kept, 4);
     }
 }

@@ -10,8 +10,8 @@ use super::{SqliteStore, statement::Statement};
 use crate::{
     clock::Timestamp,
     outbox::{
-        Backlog, Claimed, DEAD_LETTERS_MAX, ListedMessage, Message, MessageId, MessageQuery,
-        MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, DeadLetter, ListedMessage, Message, MessageId,
+        MessageQuery, MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease},
     store::StoreFuture,
@@ -329,7 +329,7 @@ fn micros_before(now: Timestamp, age: Duration) -> i64 {
 struct Decide {
     remember: &'static str,
     sql: &'static str,
-    ids: Vec<MessageId>,
+    letters: Vec<DeadLetter>,
     reason: String,
 }
 
@@ -342,10 +342,13 @@ impl Statement for Decide {
         now: Timestamp,
     ) -> BoxFuture<'c, Result<Vec<MessageId>, sqlx::Error>> {
         Box::pin(async move {
-            let remember = sqlx::query(self.remember).bind(list_of(&self.ids));
+            let pairs = |it: &DeadLetter| [it.message_id.number(), it.fence.number()];
+            let letters: Vec<_> = self.letters.iter().map(pairs).collect();
+            let list = serde_json::to_string(&letters).unwrap_or_else(|_| "[]".to_owned());
+            let remember = sqlx::query(self.remember).bind(list.clone());
             let remember = remember.bind(now.as_micros()).bind(self.reason.clone());
             remember.execute(&mut *connection).await?;
-            OnExactly { sql: self.sql, ids: self.ids.clone() }.apply(connection, now).await
+            OnExactly { sql: self.sql, list }.apply(connection, now).await
         })
     }
 }
@@ -353,7 +356,7 @@ impl Statement for Decide {
 /// A statement on exactly these messages, which returns those that it was applied to.
 struct OnExactly {
     sql: &'static str,
-    ids: Vec<MessageId>,
+    list: String,
 }
 
 impl OnExactly {
@@ -362,7 +365,7 @@ impl OnExactly {
         connection: &mut SqliteConnection,
         now: Timestamp,
     ) -> Result<Vec<MessageId>, sqlx::Error> {
-        let query = sqlx::query(self.sql).bind(list_of(&self.ids)).bind(now.as_micros());
+        let query = sqlx::query(self.sql).bind(self.list.clone()).bind(now.as_micros());
         let rows = query.fetch_all(&mut *connection).await?;
         if self.sql == DISCARD {
             for row in &rows {
@@ -393,7 +396,7 @@ impl Statement for PurgeDone {
             let seen = sqlx::query(PURGEABLE).bind(before).bind(i64::from(self.limit));
             let seen = seen.fetch_all(&mut *connection).await?;
             let ids = seen.iter().map(message_id).collect::<Result<Vec<_>, _>>()?;
-            OnExactly { sql: PURGE, ids }.apply(connection, now).await
+            OnExactly { sql: PURGE, list: list_of(&ids) }.apply(connection, now).await
         })
     }
 }
@@ -469,20 +472,20 @@ impl OutboxStore for SqliteStore {
 
     fn redrive<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        let (ids, reason) = (ids.to_vec(), reason.to_owned());
-        self.state(Decide { remember: REMEMBER_REDRIVEN, sql: REDRIVE, ids, reason })
+        let (letters, reason) = (letters.to_vec(), reason.to_owned());
+        self.state(Decide { remember: REMEMBER_REDRIVEN, sql: REDRIVE, letters, reason })
     }
 
     fn discard<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        let (ids, reason) = (ids.to_vec(), reason.to_owned());
-        self.state(Decide { remember: REMEMBER_DISCARDED, sql: DISCARD, ids, reason })
+        let (letters, reason) = (letters.to_vec(), reason.to_owned());
+        self.state(Decide { remember: REMEMBER_DISCARDED, sql: DISCARD, letters, reason })
     }
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {

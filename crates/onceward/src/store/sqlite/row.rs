@@ -127,7 +127,7 @@ pub(super) fn bind_audit<'q>(values: Values<'q>, audit: &AuditRecord) -> Values<
         .bind(audit.attempt.as_bytes().to_vec())
         .bind(audit.fence.number())
         .bind(audit.reason.to_string());
-    bind_reply(values, audit.reply.as_ref())
+    bind_reply(values, audit.reply.as_ref()).bind(audit.told().map(Vec::from))
 }
 
 /// The address of a record, and what the reaper changes of it.

@@ -56,14 +56,17 @@ pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attemp
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \
     FROM audit_records WHERE scope = ? AND key = ? ORDER BY audit_id";
 
+/// What is about a generation that is still there stays.
 pub(super) const PURGE_AUDIT: &str = "DELETE FROM audit_records WHERE audit_id IN \
-    (SELECT audit_id FROM audit_records WHERE at <= ? ORDER BY at LIMIT ?)";
+    (SELECT audit_id FROM audit_records WHERE at <= ? AND NOT EXISTS (SELECT 1 FROM records \
+    WHERE records.scope = audit_records.scope AND records.key = audit_records.key \
+    AND records.generation = audit_records.generation) ORDER BY at LIMIT ?)";
 
 /// The same thing told twice is one audit record.
 pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, \
     attempt, fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, \
-    reply_length, reply_body, reply_digest) \
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+    reply_length, reply_body, reply_digest, told) \
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
 
 macro_rules! row {
     () => {

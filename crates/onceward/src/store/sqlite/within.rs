@@ -20,7 +20,7 @@ use crate::{
     phase::Misuse,
     record::{Lease, Record, RecordId},
     reply::Reply,
-    store::{Advance, Advanced, Ask, Database, Reservation, Write, Written},
+    store::{Advance, Advanced, Ask, Database, Reservation, Written},
     transaction::sealed::{Begin, Connection, NotWritten},
 };
 
@@ -62,9 +62,8 @@ impl Connection for SqliteConnection {
         lease: &Lease,
         reply: Reply,
     ) -> Result<Written, NotWritten> {
-        let complete = Write::Complete(reply);
         step(self, database, &lease.id, None, |found, _, now| {
-            (machine::write(found, lease, complete, now), None)
+            (machine::complete_in(found, lease, reply, now), None)
         })
         .await
     }

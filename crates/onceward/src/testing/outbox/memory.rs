@@ -8,8 +8,8 @@ use std::{
 use crate::{
     clock::{Clock, Timestamp},
     outbox::{
-        Backlog, Claimed, DEAD_LETTERS_MAX, ListedMessage, Message, MessageId, MessageQuery,
-        MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DEAD_LETTERS_MAX, DeadLetter, ListedMessage, Message, MessageId,
+        MessageQuery, MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, AuditEvent, AuditRecord, Fence, Lease, State},
     store::{MemoryStore, Store as _, StoreFuture},
@@ -286,14 +286,14 @@ impl OutboxStore for MemoryOutbox {
 
     fn redrive<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
         Box::pin(async move {
             let mut rows = self.rows();
             let stored = rows.rows.iter_mut().map(|row| &mut row.stored);
             let dead = stored.filter(|stored| {
-                stored.state == MessageState::Dead && ids.contains(&stored.message_id)
+                stored.state == MessageState::Dead && letters.contains(&DeadLetter::from(&**stored))
             });
             let redriven = dead.map(|stored| {
                 self.remember(AuditEvent::MessageRedriven, stored, reason);
@@ -309,12 +309,12 @@ impl OutboxStore for MemoryOutbox {
 
     fn discard<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
         Box::pin(async move {
             let dead = |stored: &StoredMessage| {
-                stored.state == MessageState::Dead && ids.contains(&stored.message_id)
+                stored.state == MessageState::Dead && letters.contains(&stored.into())
             };
             let gone = self.remove(u32::MAX, dead).await?;
             let gone = gone.iter().map(|stored| {

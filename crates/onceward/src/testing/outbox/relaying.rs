@@ -152,7 +152,7 @@ pub async fn a_vanished_delivery_is_a_dead_letter_where_the_sink_knows_no_keys(o
     assert_eq!(ledger.names(), ["b"]);
     let dead = on.ids(MessageState::Dead).await;
     // A person found out that it did not act.
-    on.outbox.redrive(&dead, "ticket 7").await.expect("redrive answers");
+    on.redrive(&dead, "ticket 7").await;
     assert_eq!(on.relay(&ledger).run_once(10).await.delivered, 1);
     assert_eq!(ledger.names(), ["b", "a"]);
 }

@@ -7,7 +7,9 @@ use bytes::Bytes;
 use super::{OutboxHarness, dead, done, message, retry};
 use crate::{
     clock::Clock as _,
-    outbox::{Backlog, Message, MessageId, MessageQuery, MessageState, Settlement, Staged},
+    outbox::{
+        Backlog, DeadLetter, Message, MessageId, MessageQuery, MessageState, Settlement, Staged,
+    },
     record::{AuditEvent, Effects},
     store::Ask,
     testing::samples::{LEASE, ask, retry as retry_of},
@@ -81,15 +83,11 @@ pub async fn redrive_takes_exactly_the_dead_letters_that_it_is_given(on: OutboxH
     let done_ones = settled(&on, 1, done("p-1")).await;
     let dead_ones = settled(&on, 3, dead()).await;
     let asked = [dead_ones[2], dead_ones[0], done_ones[0], MessageId::from_stored(999_999)];
-    let redriven = on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers");
+    let redriven = on.redrive(&asked, "ticket 7").await;
     assert_eq!(redriven, [dead_ones[0], dead_ones[2]]);
     assert_eq!(on.counts().await, [2, 0, 1, 1]);
-    assert_eq!(
-        on.outbox.redrive(&asked, "ticket 7").await.expect("redrive answers"),
-        [],
-        "only once"
-    );
-    assert_eq!(on.outbox.redrive(&[], "ticket 7").await.expect("redrive answers"), []);
+    assert_eq!(on.redrive(&asked, "ticket 7").await, [], "only once");
+    assert_eq!(on.redrive(&[], "ticket 7").await, []);
 }
 
 /// A person has decided that it may be delivered, whatever happened before.
@@ -100,10 +98,31 @@ pub async fn a_redriven_message_is_as_if_never_delivered(on: OutboxHarness) {
     let (attempt, claimed) = on.claim_one().await;
     assert_eq!((claimed.ambiguous, claimed.attempts), (true, 2));
     assert!(on.settle(attempt, &claimed, dead()).await);
-    on.outbox.redrive(&[claimed.message_id], "ticket 7").await.expect("redrive answers");
+    on.redrive(&[claimed.message_id], "ticket 7").await;
     let (_, again) = on.claim_one().await;
     assert_eq!((again.ambiguous, again.attempts), (false, 1));
     assert_eq!(again.derived_key, claimed.derived_key, "the key stays");
+}
+
+/// It was redriven and given up again since: perhaps for another reason, and perhaps it acted.
+pub async fn who_looked_at_an_earlier_dead_letter_decides_nothing(on: OutboxHarness) {
+    let ids = settled(&on, 1, dead()).await;
+    let look = async || on.outbox.load_message(ids[0]).await.expect("load answers").expect("there");
+    let earlier = [DeadLetter::from(&look().await.stored)];
+    assert_eq!(on.redrive(&ids, "ticket 7").await, ids);
+    let (attempt, claimed) = on.claim_one().await;
+    assert!(on.settle(attempt, &claimed, dead()).await);
+    let before = look().await;
+    for _ in 0..2 {
+        let redriven = on.outbox.redrive(&earlier, "ticket 8").await.expect("redrive answers");
+        let discarded = on.outbox.discard(&earlier, "ticket 8").await.expect("discard answers");
+        assert_eq!((redriven, discarded), (vec![], vec![]));
+    }
+    assert_eq!(look().await, before);
+    let audit = on.store.audit(&before.stored.operation).await.expect("audit answers");
+    assert_eq!(audit.len(), 1, "{audit:?}");
+    let now = [DeadLetter::from(&before.stored)];
+    assert_eq!(on.outbox.discard(&now, "ticket 9").await.expect("discard answers"), ids);
 }
 
 /// Whoever gave it up has no say any more.
@@ -111,7 +130,7 @@ pub async fn an_old_claim_cannot_settle_what_was_redriven(on: OutboxHarness) {
     on.staged([message("a")]).await;
     let (attempt, claimed) = on.claim_one().await;
     assert!(on.settle(attempt, &claimed, dead()).await);
-    on.outbox.redrive(&[claimed.message_id], "ticket 7").await.expect("redrive answers");
+    on.redrive(&[claimed.message_id], "ticket 7").await;
     for settlement in [done("late"), retry(0), dead()] {
         assert!(!on.settle(attempt, &claimed, settlement).await);
     }
@@ -138,16 +157,16 @@ pub async fn every_redriven_and_every_discarded_message_is_audited_once(on: Outb
         }
     };
     let first = give_up().await;
-    assert_eq!(on.outbox.redrive(&ids, "alice: 1").await.expect("redrive answers"), ids);
+    assert_eq!(on.redrive(&ids, "alice: 1").await, ids);
     remembered(AuditEvent::MessageRedriven, first, "alice: 1");
-    assert_eq!(on.outbox.redrive(&ids, "alice: 2").await.expect("redrive answers"), []);
+    assert_eq!(on.redrive(&ids, "alice: 2").await, []);
     let second = give_up().await;
-    assert_eq!(on.outbox.redrive(&ids, "alice: 3").await.expect("redrive answers"), ids);
+    assert_eq!(on.redrive(&ids, "alice: 3").await, ids);
     remembered(AuditEvent::MessageRedriven, second, "alice: 3");
     let third = give_up().await;
-    assert_eq!(on.outbox.discard(&ids, "bob: 4").await.expect("discard answers"), ids);
+    assert_eq!(on.discard(&ids, "bob: 4").await, ids);
     remembered(AuditEvent::MessageDiscarded, third, "bob: 4");
-    assert_eq!(on.outbox.discard(&ids, "bob: 5").await.expect("discard answers"), []);
+    assert_eq!(on.discard(&ids, "bob: 5").await, []);
     let operation = operation.expect("given up");
     let audit = on.store.audit(&operation).await.expect("audit answers");
     assert!(audit.iter().all(|it| it.generation == 1 && it.at == on.clock.now()));
@@ -165,14 +184,14 @@ pub async fn what_is_not_a_dead_letter_or_is_kept_leaves_no_audit_record(on: Out
     let lease = on.begun("order-1").await;
     assert_eq!(on.stage(&lease, message("a")).await, Staged::Applied);
     let ready = on.ids(MessageState::Ready).await;
-    assert_eq!(on.outbox.redrive(&ready, "x").await.expect("redrive answers"), []);
+    assert_eq!(on.redrive(&ready, "x").await, []);
     let (attempt, claimed) = on.claim_one().await;
     assert!(on.settle(attempt, &claimed, dead()).await);
-    let kept = on.outbox.discard(&[claimed.message_id], "x").await.expect("discard answers");
+    let kept = on.discard(&[claimed.message_id], "x").await;
     assert_eq!(kept, [], "its operation may still run");
     assert_eq!(on.store.audit(&lease.id).await.expect("audit answers"), []);
     on.complete(&lease).await;
-    on.outbox.discard(&[claimed.message_id], "x").await.expect("discard answers");
+    on.discard(&[claimed.message_id], "x").await;
     assert_eq!(on.store.audit(&lease.id).await.expect("audit answers").len(), 1, "the twin");
 }
 
@@ -182,11 +201,11 @@ pub async fn discard_deletes_exactly_the_dead_letters_that_it_is_given(on: Outbo
     let dead_ones = settled(&on, 3, dead()).await;
     let ready = on.staged([message("a")]).await;
     let asked = [dead_ones[1], done_ones[0], ready[0], MessageId::from_stored(999_999)];
-    let discarded = on.outbox.discard(&asked, "ticket 7").await.expect("discard answers");
+    let discarded = on.discard(&asked, "ticket 7").await;
     assert_eq!(discarded, [dead_ones[1]]);
     assert_eq!(on.ids(MessageState::Dead).await, [dead_ones[0], dead_ones[2]]);
     assert_eq!(on.counts().await, [1, 0, 1, 2]);
-    assert_eq!(on.outbox.discard(&asked, "ticket 7").await.expect("discard answers"), []);
+    assert_eq!(on.discard(&asked, "ticket 7").await, []);
 }
 
 /// What was held behind it is due at once.
@@ -195,7 +214,7 @@ pub async fn a_discarded_dead_letter_lets_its_aggregate_go_on(on: OutboxHarness)
     let (attempt, claimed) = on.claim_one().await;
     assert!(on.settle(attempt, &claimed, dead()).await);
     assert_eq!(on.claimed_ids(10).await, []);
-    assert_eq!(on.outbox.discard(&ids[..1], "ticket 7").await.expect("discard answers"), ids[..1]);
+    assert_eq!(on.discard(&ids[..1], "ticket 7").await, ids[..1]);
     assert_eq!(on.claimed_ids(10).await, ids[1..]);
 }
 
@@ -248,7 +267,7 @@ pub async fn purge_stops_at_its_limit_and_goes_on_next_time(on: OutboxHarness) {
 /// Else somebody who looked at a message and deletes it would delete another one.
 pub async fn an_id_is_never_used_again(on: OutboxHarness) {
     let dead_ones = settled(&on, 2, dead()).await;
-    on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers");
+    on.discard(&dead_ones, "ticket 7").await;
     let done_ones = settled(&on, 2, done("p-1")).await;
     on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers");
     let ready = on.staged([message("a")]).await;
@@ -270,15 +289,12 @@ pub async fn what_an_open_operation_would_stage_again_is_kept(on: OutboxHarness)
     on.clock.advance(LEASE);
     let nothing = Vec::<MessageId>::new();
     assert_eq!(on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers"), nothing);
-    assert_eq!(on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers"), nothing);
+    assert_eq!(on.discard(&dead_ones, "ticket 7").await, nothing);
     let resumed = on.granted(retry_of(&ask)).await;
     for name in ["delivered", "given up"] {
         assert_eq!(on.stage(&resumed, message(name)).await, Staged::AlreadyMine);
     }
     on.complete(&resumed).await;
-    assert_eq!(
-        on.outbox.discard(&dead_ones, "ticket 7").await.expect("discard answers"),
-        dead_ones
-    );
+    assert_eq!(on.discard(&dead_ones, "ticket 7").await, dead_ones);
     assert_eq!(on.outbox.purge_done(Duration::ZERO, 10).await.expect("purge answers").len(), 1);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     clock::Timestamp,
-    record::{Record, State},
+    record::{Effects, Record, State},
     store::{Ask, Found, Reaped, Reservation, Write, Written},
     testing::{
         Harness,
@@ -185,36 +185,58 @@ pub async fn a_long_execution_is_not_ended_by_retention(on: Harness) {
     assert_eq!(record.expires_at, on.now().plus(Duration::from_secs(10)));
 }
 
-/// What was remembered of a record outlives it, and goes when its own time is over; no sooner, and
-/// nothing else with it.
+/// What was remembered of a record outlives it, and goes when its own time is over; no sooner, never
+/// before its record, and nothing else with it.
 pub async fn audit_records_are_purged_after_a_retention_of_their_own(on: Harness) {
-    const KEPT: Duration = Duration::from_secs(3600);
+    let kept = RETENTION + TOMBSTONE + LEASE * 10;
+    let harmless = |key| Ask { effects: Effects::None, ..ask(key) };
     let audits = async |key| on.store.audit(&ask(key).id).await.expect("audit answers").len();
-    let purge = async || on.store.purge_audit(KEPT, 100).await.expect("purge_audit answers");
-    on.occupy(&ask("first")).await;
-    on.clock.advance(LEASE);
-    assert_eq!(on.sweep(10).await.len(), 1);
-    on.occupy(&ask("second")).await;
-    on.clock.advance(LEASE);
-    assert_eq!(on.sweep(10).await.len(), 1);
-    on.clock.advance(KEPT - LEASE - Duration::from_micros(1));
+    let purge = async || on.store.purge_audit(kept, 100).await.expect("purge_audit answers");
+    for key in ["first", "second"] {
+        on.occupy(&harmless(key)).await;
+        on.clock.advance(LEASE);
+        assert_eq!(on.sweep(10).await.len(), 1);
+    }
+    on.clock.advance(RETENTION + TOMBSTONE);
+    assert_eq!(on.reap(10).await.purged, 2);
+    on.clock.advance(LEASE * 9 - Duration::from_micros(1));
     assert_eq!((purge().await, audits("first").await, audits("second").await), (0, 1, 1));
     on.clock.advance(Duration::from_micros(1));
     assert_eq!((purge().await, audits("first").await, audits("second").await), (1, 0, 1));
     on.clock.advance(LEASE);
     assert_eq!((purge().await, audits("second").await), (1, 0));
     assert_eq!(purge().await, 0);
-    let left = on.store.load(&ask("first").id).await.expect("load answers");
-    assert_eq!(left.map(|record| record.state), Some(State::Unknown), "the record stays");
+}
+
+/// Whoever looks at a record that is open for long finds all that happened to it, also of its tombstone;
+/// what is about an earlier use of its key goes.
+pub async fn audit_records_of_what_is_still_there_are_not_purged(on: Harness) {
+    let audits = async |key| on.store.audit(&ask(key).id).await.expect("audit answers").len();
+    let purge = async || on.store.purge_audit(Duration::ZERO, 100).await.expect("an answer");
+    on.occupy(&ask("unknown")).await;
+    let again = Ask { effects: Effects::None, expired_runs_again: true, ..ask("again") };
+    on.occupy(&again).await;
+    on.clock.advance(LEASE);
+    assert_eq!(on.sweep(10).await.len(), 2);
+    on.clock.advance(RETENTION);
+    assert_eq!((on.reap(10).await.expired, purge().await), (1, 0), "a tombstone is there");
+    assert_eq!((audits("unknown").await, audits("again").await), (1, 1));
+    assert_eq!(on.grant(&retry(&again)).await.generation, 2);
+    assert_eq!((purge().await, audits("again").await), (1, 0), "of the generation before");
+    on.clock.advance(RETENTION * 10);
+    assert_eq!((purge().await, audits("unknown").await), (0, 1), "nobody knows yet");
 }
 
 /// As the reaper, the oldest first.
 pub async fn purging_audit_records_stops_at_its_limit_and_goes_on_next_time(on: Harness) {
     for number in 0..5 {
-        on.occupy(&ask(&format!("key-{number}"))).await;
+        let key = format!("key-{number}");
+        on.occupy(&Ask { effects: Effects::None, tombstone: Duration::ZERO, ..ask(&key) }).await;
     }
     on.clock.advance(LEASE);
     assert_eq!(on.sweep(10).await.len(), 5);
+    on.clock.advance(RETENTION);
+    assert_eq!(on.reap(10).await.purged, 5);
     let purge = async |limit| on.store.purge_audit(Duration::ZERO, limit).await.expect("an answer");
     assert_eq!(purge(0).await, 0);
     for expected in [2, 2, 1, 0] {

@@ -231,6 +231,22 @@ pub async fn unknown_queued_work_is_begun_again_only_when_it_is_released(on: Har
     assert_eq!(claimed(&on, &ask).await.attempt_number, 2);
 }
 
+/// Its worker was alive after all, and no other one has begun: its reply stands, and nobody begins.
+pub async fn a_result_after_the_release_completes_queued_work(on: Harness) {
+    let ask = accepted(&on, queued("key")).await;
+    let lease = claimed(&on, &ask).await;
+    assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+    let late = on.write(&lease, Write::Complete(reply("late"))).await;
+    assert_eq!(late, Written::AppliedAfterRelease);
+    on.clock.advance(backoff(1));
+    nobody_waits(&on).await;
+    assert_eq!(on.occupied(&retry(&ask)).await.reply, Some(reply("late")));
+    let audit = on.audit(&ask.id).await;
+    let expected = [AuditEvent::Released, AuditEvent::Incident];
+    assert_eq!(audit.iter().map(|it| it.event).collect::<Vec<_>>(), expected);
+}
+
 /// Giving up is one step: the reply is there, the request is gone, and nobody can begin.
 pub async fn pending_work_that_is_given_up_is_completed_and_never_begun(on: Harness) {
     let ask = accepted(&on, queued("key")).await;

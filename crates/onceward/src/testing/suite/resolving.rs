@@ -1,12 +1,14 @@
 //! What reconcilers and operators decide.
 
+use std::time::Duration;
+
 use crate::{
-    machine::SETTLE,
-    record::{AuditEvent, Effects, Fence, RecordId, State},
+    machine::{EXECUTED_AFTER_ALL, SETTLE},
+    record::{AuditEvent, Effects, Fence, Lease, RecordId, State},
     store::{Ask, Proof, Resolution, Resolve, Resolved, Write, Written},
     testing::{
         Harness,
-        samples::{LEASE, MAX_EXECUTION, another_request, ask, reply, retry},
+        samples::{LEASE, MAX_EXECUTION, RETENTION, another_request, ask, reply, retry},
     },
 };
 
@@ -175,14 +177,75 @@ pub async fn a_vanished_attempt_can_be_resolved_before_it_is_swept(on: Harness) 
     assert!(matches!(refused, Resolved::Refused(_)), "{refused:?}");
 }
 
-/// The owner of a released attempt comes too late: its result is evidence.
-pub async fn a_result_that_comes_after_the_release_is_evidence(on: Harness) {
-    let ask = ask("key");
-    let lease = on.grant(&ask).await;
+/// An attempt that was said not to have acted, and by whom.
+async fn released(on: &Harness, ask: &Ask) -> Lease {
+    let lease = on.grant(ask).await;
     assert_eq!(on.write(&lease, Write::MarkUnknown("reset".into())).await, Written::Applied);
+    on.clock.advance(Duration::from_secs(1));
     on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
-    let late = on.write(&lease, Write::Complete(reply("late"))).await;
+    lease
+}
+
+/// The owner was alive after all, and nobody has run it again: its reply stands, and retries get it.
+pub async fn a_result_after_the_release_completes_what_nobody_has_taken_since(on: Harness) {
+    for effects in Effects::ALL {
+        let ask = Ask { effects, ..ask(effects.name()) };
+        let lease = released(&on, &ask).await;
+        let late = Write::Complete(reply("late"));
+        assert_eq!(on.write(&lease, late.clone()).await, Written::AppliedAfterRelease);
+        let record = on.record(&ask.id).await;
+        assert_eq!((record.state, &record.reply), (State::Completed, &Some(reply("late"))));
+        assert_eq!((record.attempt, record.fence), (lease.attempt, lease.fence));
+        assert_eq!(record.last_error.as_deref(), Some(EXECUTED_AFTER_ALL));
+        assert_eq!(record.expires_at, on.now().plus(RETENTION));
+        // Its answer may have been lost.
+        on.clock.advance(Duration::from_secs(1));
+        assert_eq!(on.write(&lease, late).await, Written::AlreadyMine(Some(reply("late"))));
+        assert_eq!(on.occupied(&retry(&ask)).await.reply, Some(reply("late")), "no retry runs");
+        let incident = on.audit(&ask.id).await.pop().expect("an incident");
+        assert_eq!((incident.event, incident.reply), (AuditEvent::Incident, Some(reply("late"))));
+        assert_eq!(events(&on, &ask.id).await, [AuditEvent::Released, AuditEvent::Incident]);
+    }
+}
+
+/// Whoever has the record now is not disturbed, and neither is whoever waits for it by another fence.
+pub async fn a_result_after_the_release_is_evidence_once_another_has_the_record(on: Harness) {
+    let ask = ask("key");
+    let first = released(&on, &ask).await;
+    let second = on.grant(&retry(&ask)).await;
+    let before = on.record(&ask.id).await;
+    let late = on.write(&first, Write::Complete(reply("late"))).await;
     assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    assert_eq!(on.record(&ask.id).await, before);
     let expected = [AuditEvent::Released, AuditEvent::SupersededResult];
     assert_eq!(events(&on, &ask.id).await, expected);
+    assert_eq!(on.write(&second, Write::Complete(reply("done"))).await, Written::Applied);
+    assert_eq!(on.record(&ask.id).await.reply, Some(reply("done")));
+}
+
+/// Only a reply says that it did act: everything else leaves the record free for a retry.
+pub async fn what_else_is_written_after_the_release_changes_nothing(on: Harness) {
+    let ask = ask("key");
+    let lease = released(&on, &ask).await;
+    let before = on.record(&ask.id).await;
+    let release = on.write(&lease, Write::Release("not_sent".into())).await;
+    assert_eq!(release, Written::AlreadyMine(None));
+    for write in [Write::Renew(LEASE), Write::MarkUnknown("timeout".into())] {
+        let late = on.write(&lease, write).await;
+        assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    }
+    assert_eq!(on.record(&ask.id).await, before);
+    assert_eq!(events(&on, &ask.id).await, [AuditEvent::Released]);
+    assert_eq!(on.grant(&retry(&ask)).await.attempt_number, 2);
+}
+
+/// An attempt that has said itself that it did not act is not believed the contrary.
+pub async fn a_result_after_ones_own_release_is_evidence(on: Harness) {
+    let ask = ask("key");
+    let lease = on.grant(&ask).await;
+    assert_eq!(on.write(&lease, Write::Release("not_sent".into())).await, Written::Applied);
+    let late = on.write(&lease, Write::Complete(reply("late"))).await;
+    assert!(matches!(late, Written::Superseded(Some(_))), "{late:?}");
+    assert_eq!(events(&on, &ask.id).await, [AuditEvent::SupersededResult]);
+    assert_eq!(on.grant(&retry(&ask)).await.attempt_number, 2);
 }

@@ -5,7 +5,8 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use super::*;
 use crate::{
     outbox::{
-        Backlog, Claimed, ListedMessage, MessageId, MessageQuery, Settlement, Staged, StoredMessage,
+        Backlog, Claimed, DeadLetter, ListedMessage, MessageId, MessageQuery, Settlement, Staged,
+        StoredMessage,
     },
     record::{AttemptId, Fence, Lease},
     store::{StoreError, StoreErrorKind, StoreFuture},
@@ -113,18 +114,18 @@ impl OutboxStore for Failing {
 
     fn redrive<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        self.inner.redrive(ids, reason)
+        self.inner.redrive(letters, reason)
     }
 
     fn discard<'a>(
         &'a self,
-        ids: &'a [MessageId],
+        letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        self.inner.discard(ids, reason)
+        self.inner.discard(letters, reason)
     }
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {

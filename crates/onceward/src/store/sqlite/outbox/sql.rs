@@ -139,6 +139,13 @@ pub(super) const SHOW: &str = concat!(
 pub(super) const SHOW_ONE: &str =
     concat!("SELECT ", listed_columns!(), " FROM outbox WHERE message_id = ?");
 
+/// Those of a list of ids with fences that are still what was looked at.
+macro_rules! looked_at {
+    () => {
+        "(message_id, fence) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?1))"
+    };
+}
+
 /// An audit record for each of the messages that the next statement is applied to: who decided and
 /// why, and about which message. A generation that nobody could read would make the audit record
 /// unreadable too.
@@ -150,7 +157,9 @@ macro_rules! remember {
             $event,
             "', coalesce(attempt, zeroblob(16)), fence, \
              ?3 || ' (message ' || message_id || ', ' || name || ')' \
-             FROM outbox WHERE message_id IN (SELECT value FROM json_each(?1)) AND state = 'dead'"
+             FROM outbox WHERE ",
+            looked_at!(),
+            " AND state = 'dead'"
         )
     };
 }
@@ -159,9 +168,12 @@ pub(super) const REMEMBER_REDRIVEN: &str =
     concat!(remember!("message_redriven"), " ORDER BY message_id");
 
 /// The claim is forgotten: whoever made it can settle nothing any more.
-pub(super) const REDRIVE: &str = "UPDATE outbox SET state = 'ready', attempts = 0, ambiguous = 0, \
-    next_at = ?2, attempt = NULL, lease_until = NULL \
-    WHERE message_id IN (SELECT value FROM json_each(?1)) AND state = 'dead' RETURNING message_id";
+pub(super) const REDRIVE: &str = concat!(
+    "UPDATE outbox SET state = 'ready', attempts = 0, ambiguous = 0, next_at = ?2, attempt = NULL, \
+     lease_until = NULL WHERE ",
+    looked_at!(),
+    " AND state = 'dead' RETURNING message_id"
+);
 
 /// The operation that staged a message is over and will not stage it again.
 macro_rules! operation_is_over {
@@ -177,8 +189,9 @@ pub(super) const REMEMBER_DISCARDED: &str =
     concat!(remember!("message_discarded"), " AND ", operation_is_over!(), " ORDER BY message_id");
 
 pub(super) const DISCARD: &str = concat!(
-    "DELETE FROM outbox WHERE message_id IN (SELECT value FROM json_each(?)) AND state = 'dead' \
-     AND ",
+    "DELETE FROM outbox WHERE ",
+    looked_at!(),
+    " AND state = 'dead' AND ",
     operation_is_over!(),
     " RETURNING message_id, aggregate"
 );
