@@ -15,12 +15,14 @@ use super::{
 };
 use crate::{
     clock::{ManualClock, Timestamp},
-    record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State},
+    record::{
+        AuditRecord, Fence, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State,
+    },
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, MemoryStore, Pulse, Reaped,
-        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind,
-        StoreFuture, Swept, Which, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, MemoryStore, Noted, Pulse,
+        Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store,
+        StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -123,6 +125,18 @@ impl Store for Broken {
 
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.inner.due_unknown(limit, except)
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        self.inner.note_provider_id(lease, id)
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        self.inner.by_provider_id(id)
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.inner.provider_ids(of)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
@@ -410,6 +424,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("interleaving", include_str!("suite/interleaving.rs")),
         ("cancelling", include_str!("suite/cancelling.rs")),
         ("listing", include_str!("suite/listing.rs")),
+        ("noting", include_str!("suite/noting.rs")),
         ("sealing", include_str!("suite/sealing.rs")),
         ("beating", include_str!("suite/beating.rs")),
         ("agreeing", include_str!("suite/agreeing.rs")),
