@@ -14,7 +14,11 @@ use http::{
     },
     request::Parts,
 };
-use onceward::{ScopeRule, fingerprint::METHOD_OVERRIDES, reply::ONCEWARD_EXECUTED};
+use onceward::{
+    ScopeRule,
+    fingerprint::METHOD_OVERRIDES,
+    reply::{ONCEWARD_EXECUTED, ONCEWARD_PROVIDER_ID},
+};
 
 use crate::{
     config::{RouteTable, TrustedProxies},
@@ -101,7 +105,7 @@ impl Rewrite {
         // We answered it, or have the whole body already.
         headers.remove(EXPECT);
         headers.remove(PROXY_AUTHORIZATION);
-        strip_ours(headers, None);
+        strip_ours(headers, &[]);
         join_cookies(headers);
         // An address that names its host decides (RFC 9112, 3.2.2), as it does in HTTP/2.
         if let Some(authority) = asked.uri.authority()
@@ -124,8 +128,13 @@ impl Rewrite {
         parts.extensions = http::Extensions::new();
         parts.version = Version::HTTP_11;
         strip_hop_by_hop(&mut parts.headers, trailers);
-        // Upstream's word on whether it acted is for the engine, which removes it.
-        strip_ours(&mut parts.headers, Some(&ONCEWARD_EXECUTED));
+        // Upstream's word on whether it acted, and under which id of its provider, is for the engine,
+        // which removes it. What is streamed does not meet the engine.
+        let for_the_engine: &[_] = match trailers {
+            Trailers::Drop => &[&ONCEWARD_EXECUTED, &ONCEWARD_PROVIDER_ID],
+            Trailers::Pass => &[],
+        };
+        strip_ours(&mut parts.headers, for_the_engine);
         Response::from_parts(parts, body)
     }
 
@@ -256,8 +265,9 @@ fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-fn strip_ours(headers: &mut HeaderMap, but: Option<&HeaderName>) {
-    let ours = headers.keys().filter(|name| name.as_str().starts_with(OURS) && Some(*name) != but);
+fn strip_ours(headers: &mut HeaderMap, but: &[&HeaderName]) {
+    let ours = |name: &&HeaderName| name.as_str().starts_with(OURS) && !but.contains(name);
+    let ours = headers.keys().filter(ours);
     for name in ours.cloned().collect::<Vec<_>>() {
         headers.remove(name);
     }

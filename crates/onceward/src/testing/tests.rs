@@ -47,6 +47,10 @@ enum Bug {
     ShowsTheLastAgain,
     /// Records past their retention are listed as what they were.
     ListsTheStoredState,
+    /// Provider ids are acknowledged and not kept.
+    ForgetsProviderIds,
+    /// Whoever claims a provider id is told that it is theirs.
+    SharesProviderIds,
 }
 
 #[derive(Debug)]
@@ -128,7 +132,14 @@ impl Store for Broken {
     }
 
     fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
-        self.inner.note_provider_id(lease, id)
+        Box::pin(async move {
+            if self.bug == Bug::ForgetsProviderIds {
+                return Ok(Noted::Applied);
+            }
+            let noted = self.inner.note_provider_id(lease, id).await?;
+            let shared = self.bug == Bug::SharesProviderIds && noted == Noted::Taken;
+            Ok(if shared { Noted::Applied } else { noted })
+        })
     }
 
     fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
@@ -329,6 +340,17 @@ fn the_suite_fails_on_a_store_that_is_wrong_about_lists() {
     let sound = |clock| async move { Broken::new(clock, Bug::None) };
     run(sound, listing::pages_of_a_list_hold_each_record_once);
     run(sound, listing::a_list_tells_states_as_they_would_be_loaded);
+}
+
+#[test]
+fn the_suite_fails_on_a_store_that_is_wrong_about_provider_ids() {
+    use suite::noting;
+    complaint(Bug::ForgetsProviderIds, noting::an_operation_is_found_by_its_provider_id);
+    let taken = noting::a_provider_id_of_another_operation_is_refused_and_an_incident;
+    complaint(Bug::SharesProviderIds, taken);
+    let sound = |clock| async move { Broken::new(clock, Bug::None) };
+    run(sound, noting::an_operation_is_found_by_its_provider_id);
+    run(sound, taken);
 }
 
 #[test]
