@@ -13,9 +13,11 @@ use onceward::{
     Scope, Store,
     clock::{Clock, SystemClock},
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
+    record::{
+        AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, StoredRequest,
+    },
     store::{
-        Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Pulse,
+        Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Noted, Pulse,
         Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture,
         Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
@@ -39,10 +41,18 @@ struct Inside {
     scope_keys: BTreeMap<Scope, Vec<ScopeKey>>,
     beats: BTreeMap<NodeId, Beaten>,
     regression: Option<Regression>,
+    provider_ids: Vec<ProviderNote>,
 }
 
 impl Inside {
     fn apply(&mut self, id: &RecordId, change: Change) {
+        let is_gone = match (&change, self.records.get(id)) {
+            (Change::Put(record), Some(before)) => machine::is_made_anew(before, record),
+            (change, _) => *change == Change::Remove,
+        };
+        if is_gone {
+            self.provider_ids.retain(|note| note.record != *id);
+        }
         match change {
             Change::Keep => {}
             Change::Put(record) => drop(self.records.insert(id.clone(), *record)),
@@ -165,6 +175,36 @@ impl Store for OneLockStore {
             due.sort_by_key(|record| record.reconcile_after);
             due.truncate(limit as usize);
             due
+        })
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        self.locked(move |inside| {
+            let known = inside.provider_ids.iter().position(|note| note.id == id);
+            let holder = known.and_then(|place| inside.provider_ids.get(place));
+            let found = inside.records.get(&lease.id);
+            let step = machine::note(found, holder, lease, id, self.clock.now());
+            match (step.put, known) {
+                (Some(note), Some(place)) => inside.provider_ids[place] = note,
+                (Some(note), None) => inside.provider_ids.push(note),
+                (None, _) => {}
+            }
+            step.audit.into_iter().for_each(|audit| inside.remember(audit));
+            step.answer
+        })
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        self.locked(move |inside| inside.provider_ids.iter().find(|note| note.id == *id).cloned())
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.locked(move |inside| {
+            let mut notes = Vec::new();
+            for id in &of {
+                notes.extend(inside.provider_ids.iter().filter(|it| it.record == *id).cloned());
+            }
+            notes
         })
     }
 

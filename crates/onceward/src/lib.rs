@@ -44,7 +44,7 @@ pub use outbox::{Message, OutboxStore, Relay, Sink};
 pub use phase::{Effect, EffectError, StepError};
 pub use policy::{InFlight, Policy, Queued, Routes};
 pub use profile::Profile;
-pub use record::Effects;
+pub use record::{Effects, ProviderId};
 pub use rejection::Rejection;
 pub use reply::Reply;
 pub use scope::{Scope, ScopeRule};

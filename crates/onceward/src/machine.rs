@@ -32,6 +32,7 @@ use crate::{
 mod advance;
 mod canary;
 mod decide;
+mod provider;
 mod queue;
 mod reconcile;
 mod resolve;
@@ -42,6 +43,7 @@ mod told;
 pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_request};
 pub use canary::{BEATS_KEPT, BeatStep, beat};
 pub use decide::{Decision, Refusal, decide};
+pub use provider::{NoteStep, is_made_anew, note};
 use queue::pending_again;
 pub use queue::{backoff, claim, is_resumable, line_of};
 pub use reconcile::{is_due_for_probe, probe_pause};

@@ -24,7 +24,10 @@ use crate::{
 };
 
 mod account;
+mod provider;
+
 pub(crate) use account::{Account, AtWork, Step, Taken};
+pub use provider::NoteError;
 
 /// A handler's handle on its own record. In the extensions of every protected request, and an axum
 /// extractor.

@@ -18,6 +18,9 @@ use sha2::{Digest as _, Sha256};
 use crate::{clock::Timestamp, fingerprint::Fingerprint, key::Key, reply::Reply, scope::Scope};
 
 pub(crate) mod handle;
+mod provider;
+
+pub use provider::{InvalidProviderId, ProviderId, ProviderNote};
 
 /// The address of a record: a key within its scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

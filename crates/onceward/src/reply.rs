@@ -21,6 +21,9 @@ pub static ONCEWARD_OUTCOME: HeaderName = HeaderName::from_static("onceward-outc
 pub static ONCEWARD_SCHEMA_VERSION: HeaderName = HeaderName::from_static("onceward-schema-version");
 /// A handler's own word on whether it acted: `no` or `maybe`.
 pub static ONCEWARD_EXECUTED: HeaderName = HeaderName::from_static("onceward-executed");
+/// A handler's own word on what its provider calls the operation: see
+/// [`ProviderId`](crate::record::ProviderId).
+pub static ONCEWARD_PROVIDER_ID: HeaderName = HeaderName::from_static("onceward-provider-id");
 /// Which attempt of this generation a handler sees, from the second on.
 pub static ONCEWARD_ATTEMPT: HeaderName = HeaderName::from_static("onceward-attempt");
 
@@ -202,13 +205,14 @@ pub fn describe_schema(headers: &mut HeaderMap, schema_version: Option<&str>) {
 }
 
 /// Headers with which we speak to clients: from a handler they would be taken for our word.
-const OURS: [&str; 7] = [
+const OURS: [&str; 8] = [
     "idempotent-replayed",
     "idempotency-expires",
     "idempotency-generation",
     "onceward-outcome",
     "onceward-schema-version",
     "onceward-executed",
+    "onceward-provider-id",
     "onceward-sealed",
 ];
 

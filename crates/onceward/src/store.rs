@@ -13,8 +13,8 @@ use crate::{
     clock::Timestamp,
     fingerprint::Fingerprint,
     record::{
-        AttemptId, AuditRecord, Effects, Fence, Lease, Record, RecordId, SavedStep, State,
-        StoredRequest,
+        AttemptId, AuditRecord, Effects, Fence, Lease, ProviderId, ProviderNote, Record, RecordId,
+        SavedStep, State, StoredRequest,
     },
     reply::Reply,
     scope::Scope,
@@ -104,6 +104,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// waited longest comes first; those of the routes `except` are left out. Who wants to ask takes
     /// one by [`Resolution::Ask`].
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>>;
+
+    /// Notes what a provider calls the operation of this lease. Nothing else about the record changes,
+    /// and the state that it is in does not matter: an attempt that has lost its record may be the one
+    /// that acted. What another operation has stays there; that is an incident, and audited here.
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted>;
+
+    /// Which operation has this provider id.
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>>;
+
+    /// The provider ids of these records, of all generations, in the order of the records and each
+    /// record's in the order in which they were noted. They are kept as long as their record is, its
+    /// tombstone too.
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>>;
 
     /// Decides from outside what nobody inside can know: the reconciler and operators.
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved>;
@@ -414,6 +427,20 @@ pub enum Advanced {
     /// Steps come one after the other, each name once. With a stable code that says what is wrong;
     /// nothing happened.
     Refused(&'static str),
+}
+
+/// Whether a provider id is the operation's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Noted {
+    /// It is, and that is durable.
+    Applied,
+    /// It was noted before, by this attempt or a later one.
+    AlreadyMine,
+    /// Another operation has it, or an earlier use of the key. It stays there.
+    Taken,
+    /// There is no such use of the key any more.
+    Absent,
 }
 
 /// An operation that waits for a worker: a phased one that was cut off, or a pending one.

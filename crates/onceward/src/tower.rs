@@ -35,7 +35,7 @@ mod resume; // going on without a client
 mod work; // the worker that does so
 
 pub use body::{Body, Watch};
-pub use protect::{Collected, Consent, collect, early, run_detached, take_body};
+pub use protect::{Collected, Consent, collect, early, note_beside, run_detached, take_body};
 pub use resume::{KeptBody, Resumer};
 pub use work::{Task, work, work_in};
 
@@ -235,16 +235,17 @@ where
         if attempt > 1 {
             request.headers_mut().insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
         }
-        request.extensions_mut().insert(operation);
+        request.extensions_mut().insert(operation.clone());
         let Ok(response) = self.service.call(request).await else {
             return Execution::NoFullAnswer {
                 status: StatusCode::BAD_GATEWAY,
                 why: "handler_gave_no_answer",
             };
         };
-        let (parts, body) = response.into_parts();
+        let (mut parts, body) = response.into_parts();
         let declared = declared_length(&parts);
-        match collect(body, self.reply_cap).await {
+        let body = collect(body, self.reply_cap);
+        match note_beside(&operation, &mut parts.headers, body).await {
             // What was stored would not be what the first caller got.
             Collected::Whole(body, _) if declared.is_some_and(|len| len != body.len()) => {
                 Execution::NoFullAnswer {

@@ -6,12 +6,12 @@ use std::{future::pending, sync::Arc, time::Duration};
 
 use onceward::{
     machine,
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Pulse, Reaped, Regression,
-        Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError, StoreErrorKind,
-        StoreFuture, Swept, Which, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Noted, Pulse, Reaped,
+        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+        StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -233,6 +233,19 @@ impl Store for NodeStore {
     }
 
     fn due_unknown(&self, _: u32, _: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    // No handler of a world knows a provider id.
+    fn note_provider_id<'a>(&'a self, _: &'a Lease, _: ProviderId) -> StoreFuture<'a, Noted> {
+        Box::pin(async { Err(error(StoreErrorKind::Unavailable)) })
+    }
+
+    fn by_provider_id<'a>(&'a self, _: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn provider_ids(&self, _: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 

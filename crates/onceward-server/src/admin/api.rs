@@ -107,12 +107,17 @@ enum Operation {
 
 const JSON: &str = "application/json";
 
-const LIST: [&str; 16] = {
-    let mut names =
-        ["sort", "order", "after", "limit", "", "", "", "", "", "", "", "", "", "", "", ""];
+const LIST: [&str; 17] = {
+    let mut names = [""; 17];
+    let own = ["sort", "order", "after", "limit", "provider_id"];
     let mut index = 0;
+    while index < own.len() {
+        names[index] = own[index];
+        index += 1;
+    }
+    index = 0;
     while index < FILTER.len() {
-        names[index + 4] = FILTER[index];
+        names[index + own.len()] = FILTER[index];
         index += 1;
     }
     names
@@ -358,7 +363,7 @@ impl Api {
         match endpoint.operation {
             Operation::ListKeys => {
                 let query = parameters.query(self.stored_filter(parameters.filter()))?;
-                json(&keys::list(store, query).await?)
+                json(&keys::list(store, query, parameters.provider_id()?).await?)
             }
             Operation::ShowKey => json(&keys::show(store, &id).await?),
             Operation::Export => {

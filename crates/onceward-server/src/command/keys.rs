@@ -177,6 +177,9 @@ pub(super) fn condition(text: &str) -> Result<(String, String), String> {
 pub(crate) struct ListArgs {
     #[command(flatten)]
     pub(super) filter: FilterArgs,
+    /// Only the record that this provider calls so: its id, or its name, a space, and its id.
+    #[arg(long, value_name = "ID")]
+    provider_id: Option<String>,
     /// created_at or expires_at.
     #[arg(long, value_name = "TIME")]
     sort: Option<String>,
@@ -354,9 +357,13 @@ pub(super) async fn redrive(args: RedriveArgs, only: (&str, &str)) -> Result<Exi
 pub(super) async fn page(client: &Client, args: ListArgs) -> Result<KeyPage> {
     let mut parameters = args.filter.filter;
     let limit = args.limit.map(|limit| limit.to_string());
-    let more =
-        [("sort", args.sort), ("order", args.order), ("limit", limit), ("after", args.after)];
-    parameters.extend(given(more));
+    parameters.extend(given([
+        ("provider_id", args.provider_id),
+        ("sort", args.sort),
+        ("order", args.order),
+        ("limit", limit),
+        ("after", args.after),
+    ]));
     client.get("/keys", &parameters).await
 }
 
@@ -389,6 +396,10 @@ async fn show(target: &Target, server: &Server) -> Result<()> {
         return print_json(&shown);
     }
     print_record(&shown.record);
+    for it in &shown.provider_ids {
+        let line = format!("{} {}", it.provider, it.id);
+        print(&format!("{:<12} {}\n", "provider id:", plain(&line)));
+    }
     let row = |it: &crate::admin::api::types::Happened| {
         let status = it.reply_status.map(|status| status.to_string()).unwrap_or_default();
         let reason = it.reason.as_deref().map(plain).unwrap_or_default();

@@ -29,8 +29,8 @@ const DIFFERENT: u8 = 3;
 pub(crate) enum Ledger {
     /// Compares our operations with the provider's export, and ends with 3 when they differ.
     ///
-    /// Our side is what the store knows: ids and amounts in stored replies, ids of delivered
-    /// messages, and what is unknown or was not executed. The other side is a file of the provider's,
+    /// Our side is what the store knows: ids and amounts in stored replies, ids that were noted of
+    /// operations, ids of delivered messages, and what is unknown or was not executed. The other side is a file of the provider's,
     /// CSV with a line of names or lines of JSON. A row that cannot be read ends the check with 1, and
     /// its line is told.
     #[command(after_help = CHECK_EXAMPLES)]
@@ -59,8 +59,8 @@ pub(crate) struct CheckArgs {
         long,
         value_name = "FILE",
         help_heading = "Our side",
-        conflicts_with_all = ["config", "store", "filter", "id", "amount", "currency", "effect",
-            "sink", "message_amount", "message_currency", "our_minor_units"]
+        conflicts_with_all = ["config", "store", "filter", "id", "provider", "amount", "currency",
+            "effect", "sink", "message_amount", "message_currency", "our_minor_units"]
     )]
     ours: Option<PathBuf>,
     #[command(flatten)]

@@ -278,3 +278,33 @@ fn a_webhook_names_its_routes_and_where_the_attempt_is_if_it_may_release() {
         assert_eq!(with_file(&toml).is_ok(), good, "{status}");
     }
 }
+
+#[test]
+fn a_webhook_that_goes_by_provider_ids_says_whose_they_are_if_there_are_two() {
+    let by_id = |name: &str, more: &str| {
+        format!(
+            "[[webhook]]\nname = \"{name}\"\nsecret = \"0123456789abcdef\"\noutcome = \"/status\"\n\
+             completed = [\"ok\"]\nroutes = [\"default\"]\n{more}\n"
+        )
+    };
+    let about = |toml: &str| format!("{:?}", with_file(toml).expect("valid").webhooks[0].about);
+    let plain = by_id("bank", "provider_id = \"/id\"");
+    assert_eq!(about(&plain), r#"ProviderId { provider: "default", id: "/id" }"#);
+    let named = by_id("bank", "provider_id = \"/id\"\nprovider = \"stripe\"");
+    assert_eq!(about(&named), r#"ProviderId { provider: "stripe", id: "/id" }"#);
+    let other = by_id("other", "provider_id = \"/id\"\nprovider = \"dhl\"");
+    assert_eq!(with_file(&format!("{named}{other}")).expect("valid").webhooks.len(), 2);
+    for (wrong, why) in [
+        (format!("{plain}{other}"), "two webhooks have `provider_id`"),
+        (by_id("bank", ""), "or `provider_id`"),
+        (by_id("bank", "provider_id = \"/id\"\noperation = \"/o\""), "or `provider_id`"),
+        (by_id("bank", "provider_id = \"/id\"\nscope = \"/s\"\nkey = \"/k\""), "or `provider_id`"),
+        (by_id("bank", "provider_id = \"id\""), "not a JSON pointer"),
+        (by_id("bank", "provider_id = \"/id\"\nprovider = \"a b\""), "name of a provider"),
+        (by_id("bank", "operation = \"/o\"\nprovider = \"stripe\""), "only with `provider_id`"),
+        (by_id("bank", "provider_id = \"/id\"\nnot_executed = [\"no\"]"), "needs `attempt`"),
+    ] {
+        let said = refusal(&wrong);
+        assert!(said.contains(why), "{wrong}: {said}");
+    }
+}

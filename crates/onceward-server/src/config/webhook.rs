@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fmt, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use onceward::ProviderId;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -19,12 +20,18 @@ pub(crate) struct WebhookFile {
     /// How old, or how far ahead, a message may be. 5m by default, at most 1h.
     pub(crate) tolerance: Option<Text>,
     /// Where the message has the operation, as upstream was told it in `Onceward-Operation`: a JSON
-    /// pointer. Or give `scope` and `key`.
+    /// pointer. Or give `scope` and `key`, or `provider_id`.
     pub(crate) operation: Option<Text>,
     /// Where the message has the scope: a JSON pointer.
     pub(crate) scope: Option<Text>,
     /// Where the message has the key of the client: a JSON pointer.
     pub(crate) key: Option<Text>,
+    /// Where the message has the provider's own id, as upstream told it in `Onceward-Provider-Id`: a JSON
+    /// pointer to a string or a number. An id that was not told to us is answered with 404.
+    pub(crate) provider_id: Option<Text>,
+    /// Whose ids these are, as upstream named the provider before the id. `default` where it named none;
+    /// needed when two webhooks have `provider_id`.
+    pub(crate) provider: Option<Text>,
     /// Where the message has the attempt, as upstream was told it in `Onceward-Attempt-Id`: a JSON
     /// pointer. Needed with `not_executed`, and for keys that are used again after they expired.
     pub(crate) attempt: Option<Text>,
@@ -65,6 +72,7 @@ pub(crate) struct WebhookSettings {
 pub(crate) enum About {
     Operation(String),
     Key { scope: String, key: String },
+    ProviderId { provider: String, id: String },
 }
 
 impl fmt::Debug for WebhookSettings {
@@ -77,6 +85,12 @@ impl fmt::Debug for WebhookSettings {
 pub(super) fn resolve(files: &[WebhookFile], routes: &RouteTable) -> Result<Vec<WebhookSettings>> {
     let mut names = BTreeSet::new();
     let mut webhooks = Vec::new();
+    let by_provider_id = files.iter().filter(|file| file.provider_id.is_some());
+    ensure!(
+        by_provider_id.clone().count() < 2
+            || by_provider_id.clone().all(|it| it.provider.is_some()),
+        "two webhooks have `provider_id`: say in each whose ids they are, by `provider`"
+    );
     for file in files {
         let name = file.name.as_str();
         let webhook = one(file, routes).with_context(|| format!("webhook \"{name}\""))?;
@@ -102,13 +116,7 @@ fn one(file: &WebhookFile, table: &RouteTable) -> Result<WebhookSettings> {
         (Duration::from_secs(1)..=Duration::from_secs(3_600)).contains(&tolerance),
         "tolerance must be from 1s to 1h"
     );
-    let about = match (&file.operation, &file.scope, &file.key) {
-        (Some(at), None, None) => About::Operation(pointer("operation", at)?),
-        (None, Some(scope), Some(key)) => {
-            About::Key { scope: pointer("scope", scope)?, key: pointer("key", key)? }
-        }
-        _ => anyhow::bail!("give `operation`, or `scope` and `key`"),
-    };
+    let about = about(file)?;
     ensure!(!file.completed.is_empty(), "completed: at least one word");
     let words = |texts: &[Text]| texts.iter().map(|text| text.as_str().to_owned()).collect();
     let (completed, not_executed): (Vec<String>, Vec<String>) =
@@ -150,6 +158,27 @@ fn one(file: &WebhookFile, table: &RouteTable) -> Result<WebhookSettings> {
         reply_status: file.reply_status.clone().unwrap_or(ReplyStatus::Is(200)),
         reply_body,
     })
+}
+
+/// Where a message names its record: in one way only.
+fn about(file: &WebhookFile) -> Result<About> {
+    ensure!(
+        file.provider.is_none() || file.provider_id.is_some(),
+        "provider: only with `provider_id`"
+    );
+    match (&file.operation, &file.scope, &file.key, &file.provider_id) {
+        (Some(at), None, None, None) => Ok(About::Operation(pointer("operation", at)?)),
+        (None, Some(scope), Some(key), None) => {
+            Ok(About::Key { scope: pointer("scope", scope)?, key: pointer("key", key)? })
+        }
+        (None, None, None, Some(at)) => {
+            let provider = file.provider.as_ref().map(Text::as_str);
+            let provider = provider.unwrap_or(ProviderId::DEFAULT_PROVIDER).to_owned();
+            ProviderId::new(&*provider, "any").context("provider")?;
+            Ok(About::ProviderId { provider, id: pointer("provider_id", at)? })
+        }
+        _ => anyhow::bail!("give `operation`, or `scope` and `key`, or `provider_id`"),
+    }
 }
 
 fn pointer(key: &str, text: &Text) -> Result<String> {

@@ -199,10 +199,12 @@ pub(super) fn settings(route: &Route) -> Settings {
 }
 
 fn webhook(webhook: &WebhookSettings) -> Value {
-    let (operation, scope, key) = match &webhook.about {
-        About::Operation(operation) => (Some(operation), None, None),
-        About::Key { scope, key } => (None, Some(scope), Some(key)),
-    };
+    let (mut operation, mut scope, mut key, mut provider, mut provider_id) = Default::default();
+    match &webhook.about {
+        About::Operation(at) => operation = Some(at),
+        About::Key { scope: in_scope, key: at } => (scope, key) = (Some(in_scope), Some(at)),
+        About::ProviderId { provider: of, id } => (provider, provider_id) = (Some(of), Some(id)),
+    }
     let reply_status = match &webhook.reply_status {
         ReplyStatus::Is(status) => json!(status),
         ReplyStatus::At(pointer) => json!(pointer.as_str()),
@@ -214,6 +216,8 @@ fn webhook(webhook: &WebhookSettings) -> Value {
         "operation": operation,
         "scope": scope,
         "key": key,
+        "provider_id": provider_id,
+        "provider": provider,
         "attempt": webhook.attempt,
         "routes": webhook.routes,
         "outcome": webhook.outcome,

@@ -8,7 +8,7 @@ use onceward::{
     Operation,
     engine::{Captured, Execution, Handler},
     reply::{ONCEWARD_ATTEMPT, ONCEWARD_ATTEMPT_ID, ONCEWARD_FENCE, ONCEWARD_OPERATION},
-    tower::{Body, Collected, collect},
+    tower::{Body, Collected, collect, note_beside},
 };
 use tokio::time::timeout;
 
@@ -95,7 +95,8 @@ impl Forward {
         };
         let is_kept = room.is_some() || self.budget.is_none();
         let cap = if is_kept { self.reply_cap } else { 0 };
-        let collected = collect(Paced::free(body), cap).await;
+        let body = collect(Paced::free(body), cap);
+        let collected = note_beside(&operation, &mut parts.headers, body).await;
         if let (Some(room), Collected::Whole(body, _)) = (&mut room, &collected) {
             shrink(room, body.len());
         }

@@ -8,7 +8,11 @@ use http::{
     header::{CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, TE, TRAILER},
     request::Parts,
 };
-use onceward::{ScopeRule, fingerprint::METHOD_OVERRIDES, reply::ONCEWARD_EXECUTED};
+use onceward::{
+    ScopeRule,
+    fingerprint::METHOD_OVERRIDES,
+    reply::{ONCEWARD_EXECUTED, ONCEWARD_PROVIDER_ID},
+};
 
 use crate::{
     config::{RouteTable, TrustedProxies},
@@ -116,10 +120,14 @@ impl Rewrite {
         parts.extensions = http::Extensions::new();
         parts.version = Version::HTTP_11;
         strip_named_by_connection(&mut parts.headers);
-        // Upstream's word on whether it acted is for the engine, which removes it.
+        // Upstream's word on whether it acted, and under which id of its provider, is for the engine,
+        // which removes it. What is streamed does not meet the engine.
+        let for_the_engine = |name: &str| {
+            trailers == Trailers::Drop
+                && (name == ONCEWARD_EXECUTED || name == ONCEWARD_PROVIDER_ID)
+        };
         strip(&mut parts.headers, |name| {
-            is_hop_by_hop(name, trailers)
-                || (name.starts_with(OURS) && ONCEWARD_EXECUTED.as_str() != name)
+            is_hop_by_hop(name, trailers) || (name.starts_with(OURS) && !for_the_engine(name))
         });
         Response::from_parts(parts, body)
     }

@@ -18,8 +18,8 @@ use http::{
 use http_body::Body as _;
 use hyper::body::Incoming;
 use onceward::{
-    Key, LookupKey, Reply, Scope, Store, observe,
-    record::{AttemptId, Fence, Record, RecordId, State},
+    Key, LookupKey, ProviderId, Reply, Scope, Store, observe,
+    record::{AttemptId, Fence, ProviderNote, Record, RecordId, State},
     reply::ReplyBody,
     store::{Proof, Resolution, Resolve, Resolved, StoreError},
     tower::{Collected, Consent, collect, early},
@@ -43,6 +43,13 @@ pub(crate) struct Webhooks {
     store: Arc<dyn Store>,
     lookup_key: Option<LookupKey>,
     all: Vec<WebhookSettings>,
+}
+
+/// What a message is about.
+struct Subject {
+    id: RecordId,
+    /// The use of the key, and the attempt, that had the provider id which the message names.
+    noted: Option<ProviderNote>,
 }
 
 /// What a message says, and of which attempt.
@@ -115,19 +122,7 @@ impl Webhooks {
         if serde_json::from_slice::<&RawValue>(body).is_err() {
             return bare(StatusCode::BAD_REQUEST);
         }
-        let Some(id) = self.id_of(webhook, body) else { return bare(StatusCode::NOT_FOUND) };
-        let told = match said(webhook, body) {
-            Some(Said::Nothing) => Ok(StatusCode::OK),
-            Some(Said::Completed(attempt, reply)) => {
-                self.completed(webhook, &id, attempt, reply).await
-            }
-            Some(Said::NotExecuted(attempt)) => self.not_executed(webhook, &id, attempt).await,
-            None => {
-                warn!(webhook = name, "a message does not have what the configuration points to");
-                Ok(StatusCode::UNPROCESSABLE_ENTITY)
-            }
-        };
-        match told {
+        match self.told(webhook, body).await {
             Ok(status) if status == StatusCode::CONFLICT => later(status),
             Ok(status) => bare(status),
             Err(error) => {
@@ -135,6 +130,49 @@ impl Webhooks {
                 later(StatusCode::SERVICE_UNAVAILABLE)
             }
         }
+    }
+
+    /// A message that is signed.
+    async fn told(
+        &self,
+        webhook: &WebhookSettings,
+        body: &Bytes,
+    ) -> Result<StatusCode, StoreError> {
+        let Some(subject) = self.subject(webhook, body).await? else {
+            return Ok(StatusCode::NOT_FOUND);
+        };
+        match said(webhook, body) {
+            Some(Said::Nothing) => Ok(StatusCode::OK),
+            Some(Said::Completed(attempt, reply)) => {
+                self.completed(webhook, &subject, attempt, reply).await
+            }
+            Some(Said::NotExecuted(attempt)) => {
+                self.not_executed(webhook, &subject.id, attempt).await
+            }
+            None => {
+                let name = &*webhook.name;
+                warn!(webhook = name, "a message does not have what the configuration points to");
+                Ok(StatusCode::UNPROCESSABLE_ENTITY)
+            }
+        }
+    }
+
+    async fn subject(
+        &self,
+        webhook: &WebhookSettings,
+        body: &[u8],
+    ) -> Result<Option<Subject>, StoreError> {
+        let About::ProviderId { provider, id } = &webhook.about else {
+            return Ok(self.id_of(webhook, body).map(|id| Subject { id, noted: None }));
+        };
+        let told = part::word(body, id).and_then(|id| ProviderId::new(&**provider, id).ok());
+        let Some(told) = told else { return Ok(None) };
+        let noted = self.store.by_provider_id(&told).await?;
+        if noted.is_none() {
+            // It may be noted in a moment: providers are fast.
+            warn!(webhook = webhook.name, "a message names a provider id that no operation has");
+        }
+        Ok(noted.map(|noted| Subject { id: noted.record.clone(), noted: Some(noted) }))
     }
 
     fn id_of(&self, webhook: &WebhookSettings, body: &[u8]) -> Option<RecordId> {
@@ -148,6 +186,7 @@ impl Webhooks {
                 };
                 Some(RecordId { scope: Scope::new(&*part::text(body, scope)?).ok()?, key })
             }
+            About::ProviderId { .. } => None,
         }
     }
 
@@ -190,14 +229,16 @@ impl Webhooks {
     async fn completed(
         &self,
         webhook: &WebhookSettings,
-        id: &RecordId,
+        subject: &Subject,
         attempt: Option<AttemptId>,
         reply: Reply,
     ) -> Result<StatusCode, StoreError> {
+        let Subject { id, noted } = subject;
         let Some(record) = self.load(webhook, id).await? else { return Ok(StatusCode::NOT_FOUND) };
-        let attempt = match attempt {
-            Some(attempt) => attempt,
-            None if record.generation > 1 => {
+        let attempt = match (attempt, noted) {
+            (Some(attempt), _) => attempt,
+            (None, Some(noted)) => noted.attempt,
+            (None, None) if record.generation > 1 => {
                 warn!(
                     webhook = webhook.name,
                     route = &*record.route,
@@ -206,12 +247,17 @@ impl Webhooks {
                 return Ok(StatusCode::UNPROCESSABLE_ENTITY);
             }
             // Nobody has begun, or somebody is at it: it may be about an earlier attempt.
-            None if matches!(record.state, State::Pending | State::InProgress) => {
+            (None, None) if matches!(record.state, State::Pending | State::InProgress) => {
                 return Ok(StatusCode::CONFLICT);
             }
-            None => record.attempt,
+            (None, None) => record.attempt,
         };
-        let Some((generation, fence)) = self.grant_of(&record, attempt).await? else {
+        let noted = noted.as_ref().filter(|noted| noted.attempt == attempt);
+        let grant = match noted {
+            Some(noted) => Some((noted.generation, noted.fence)),
+            None => self.grant_of(&record, attempt).await?,
+        };
+        let Some((generation, fence)) = grant else {
             warn!(webhook = webhook.name, route = &*record.route, "told about an unknown attempt");
             return Ok(StatusCode::OK);
         };

@@ -104,9 +104,7 @@ impl<'t> Check<'t> {
             progress(part);
             for (_, group) in groups(items) {
                 let group = compare::by_id(group, &mut told)?;
-                if keys {
-                    hand_on(group, &mut by_key)?;
-                }
+                hand_on(group, keys.then_some(&mut by_key), &mut told)?;
             }
             Ok(())
         })?;
@@ -128,16 +126,18 @@ fn groups(items: Vec<(String, Item)>) -> BTreeMap<String, Group> {
     groups
 }
 
-/// What has a key is looked at once more.
-fn hand_on(group: Group, by_key: &mut Spill) -> Result<()> {
+/// What has a key is looked at once more, if the export tells keys.
+fn hand_on(group: Group, mut by_key: Option<&mut Spill>, told: &mut Told<'_>) -> Result<()> {
     for theirs in group.theirs {
-        if let Some(key) = theirs.charge.key.clone() {
+        if let (Some(key), Some(by_key)) = (theirs.charge.key.clone(), &mut by_key) {
             by_key.put(&key, &Item::Theirs(theirs))?;
         }
     }
     for ours in group.ours {
-        if let Some(key) = ours.entry.sent_key.clone() {
-            by_key.put(&key, &Item::Ours(ours))?;
+        match (ours.entry.sent_key.clone(), &mut by_key) {
+            (Some(key), Some(by_key)) => by_key.put(&key, &Item::Ours(ours))?,
+            _ if !ours.matched => compare::left(&ours, told)?,
+            _ => {}
         }
     }
     Ok(())

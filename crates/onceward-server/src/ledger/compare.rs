@@ -91,7 +91,12 @@ pub(super) fn by_id(mut group: Group, told: &mut Told<'_>) -> Result<Group> {
         told.say(&group.finding(Kind::RepeatedHere))?;
     }
     let Some(theirs) = group.theirs.first_mut() else {
-        told.say_inside(inside, &group.finding(Kind::MissingThere))?;
+        // What was noted of an operation that is open, or did not charge, need not be there.
+        let charged = group.ours.iter().filter(|ours| ours.entry.claim() == Claim::Charged);
+        let charged = Group { ours: charged.cloned().collect(), theirs: Vec::new() };
+        if !charged.ours.is_empty() {
+            told.say_inside(charged.is_inside(), &charged.finding(Kind::MissingThere))?;
+        }
         return Ok(group);
     };
     if group.ours.is_empty() {
@@ -101,11 +106,22 @@ pub(super) fn by_id(mut group: Group, told: &mut Told<'_>) -> Result<Group> {
         return Ok(group);
     }
     theirs.matched = true;
-    told.summary.matched += 1;
+    let mut agree = false;
     for ours in &mut group.ours {
         ours.matched = true;
-        amounts(ours, theirs, told)?;
+        let kind = match ours.entry.claim() {
+            Claim::Charged | Claim::Forgotten => {
+                agree = true;
+                amounts(ours, theirs, told)?;
+                continue;
+            }
+            Claim::Open => Kind::Unsettled,
+            Claim::NotCharged => Kind::Contradicted,
+        };
+        let both = Group { ours: vec![ours.clone()], theirs: vec![theirs.clone()] };
+        told.say_inside(both.is_inside(), &both.finding(kind))?;
     }
+    told.summary.matched += u64::from(agree);
     Ok(group)
 }
 
@@ -121,7 +137,7 @@ pub(super) fn by_key(mut group: Group, told: &mut Told<'_>) -> Result<()> {
             unmatched(theirs, &mut group.ours, told)?;
         }
     }
-    group.ours.iter().try_for_each(|ours| left(ours, told))
+    group.ours.iter().filter(|ours| !ours.matched).try_for_each(|ours| left(ours, told))
 }
 
 /// A charge whose id we do not have: what do we know by its key?

@@ -28,6 +28,9 @@ pub(crate) struct Entry {
     /// What the provider calls it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) provider_id: Option<String>,
+    /// The id was noted while the operation ran: what came of it, its state says.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) noted: bool,
     /// The idempotency key that the provider saw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sent_key: Option<String>,
@@ -103,7 +106,9 @@ pub(crate) enum Claim {
 impl Entry {
     pub(crate) fn claim(&self) -> Claim {
         match self.state {
-            Standing::Completed | Standing::Done if self.provider_id.is_some() => Claim::Charged,
+            Standing::Completed | Standing::Done if self.provider_id.is_some() && !self.noted => {
+                Claim::Charged
+            }
             Standing::Completed if self.status.is_some_and(|status| status >= 300) => {
                 Claim::NotCharged
             }

@@ -1,6 +1,6 @@
 //! Our side: what the store knows, page by page, or lines of JSON that were written before.
 
-use std::io::BufRead;
+use std::{collections::HashMap, io::BufRead};
 
 use anyhow::{Context as _, Result, ensure};
 use futures_util::{StreamExt as _, stream};
@@ -9,7 +9,7 @@ use onceward::{
     clock::Timestamp,
     operation::derived_key,
     outbox::{MessageState, OutboxStore, StoredMessage},
-    record::{Record, State},
+    record::{Record, RecordId, State},
     store::list::{Order, PAGE_MAX, Query},
 };
 use serde_json::value::RawValue;
@@ -38,8 +38,10 @@ pub(crate) struct Pointers {
 pub(crate) struct Reading {
     /// Which records.
     pub(crate) query: Query,
-    /// In stored replies. Without an id, operations are not read.
+    /// In stored replies. Without an id here, and without a provider, operations are not read.
     pub(crate) replies: Pointers,
+    /// The provider whose ids count that were noted of operations, where a reply tells none.
+    pub(crate) provider: Option<String>,
     /// The effect under whose derived key the provider is called; without one it sees the client's
     /// key.
     pub(crate) effect: Option<String>,
@@ -59,7 +61,7 @@ impl Reading {
         outbox: Option<&dyn OutboxStore>,
         mut each: impl FnMut(Entry, Timestamp) -> Result<()>,
     ) -> Result<()> {
-        if self.replies.id.is_some() {
+        if self.reads_operations() {
             self.operations(store, &mut each).await?;
         }
         if !self.sinks.is_empty() {
@@ -67,6 +69,11 @@ impl Reading {
             self.messages(outbox, &mut each).await?;
         }
         Ok(())
+    }
+
+    /// Whether operations are compared, and not messages alone.
+    pub(crate) fn reads_operations(&self) -> bool {
+        self.replies.id.is_some() || self.provider.is_some()
     }
 
     async fn operations(
@@ -77,17 +84,36 @@ impl Reading {
         let mut query = Query { order: Order::Ascending, limit: PAGE_MAX, ..self.query.clone() };
         loop {
             let page = store.list_records(query.clone()).await?;
+            let mut noted = self.noted(store, &page.records).await?;
             let mut records =
                 stream::iter(page.records).map(|listed| whole(store, listed)).buffered(AT_ONCE);
             while let Some(record) = records.next().await {
                 let record = record?;
-                each(self.operation(&record)?, record.started_at)?;
+                let entry = self.operation(&record)?;
+                let ids = noted.remove(&(record.id.clone(), record.generation));
+                for entry in with_noted(entry, ids.unwrap_or_default()) {
+                    each(entry, record.started_at)?;
+                }
             }
             match page.next {
                 Some(next) => query.after = Some(next),
                 None => return Ok(()),
             }
         }
+    }
+
+    /// The ids of the provider that were noted of these records, in which generation.
+    async fn noted(&self, store: &dyn Store, of: &[Record]) -> Result<Noted> {
+        let mut noted = Noted::new();
+        let Some(provider) = &self.provider else { return Ok(noted) };
+        let of = of.iter().map(|record| record.id.clone()).collect();
+        for note in store.provider_ids(of).await? {
+            if note.id.provider() == provider {
+                let ids = noted.entry((note.record, note.generation)).or_default();
+                ids.push(note.id.id().to_owned());
+            }
+        }
+        Ok(noted)
     }
 
     fn operation(&self, record: &Record) -> Result<Entry> {
@@ -110,6 +136,7 @@ impl Reading {
             state: record.state.into(),
             status: record.reply.as_ref().map(|reply| reply.status.as_u16()),
             provider_id: part(&self.replies.id),
+            noted: false,
             sent_key: Some(sent_key),
             amount: self.amount(part(&self.replies.amount), id.key.as_str())?,
             currency: part(&self.replies.currency),
@@ -151,6 +178,7 @@ impl Reading {
             state: stored.state.into(),
             status: None,
             provider_id: stored.provider_id.as_deref().map(str::to_owned),
+            noted: false,
             sent_key: Some(stored.derived_key.to_string()),
             amount: self.amount(part(&self.payloads.amount), id.key.as_str())?,
             currency: part(&self.payloads.currency),
@@ -163,6 +191,18 @@ impl Reading {
         let amount = text.parse().and_then(|it: Amount| it.of_minor_units(self.minor_units));
         amount.map(Some).with_context(|| format!("the amount `{text}` of key {key}"))
     }
+}
+
+/// Provider ids of a generation.
+type Noted = HashMap<(RecordId, u32), Vec<String>>;
+
+/// An entry for each id that was noted, unless the reply tells one.
+fn with_noted(entry: Entry, ids: Vec<String>) -> Vec<Entry> {
+    if entry.provider_id.is_some() || ids.is_empty() {
+        return vec![entry];
+    }
+    let named = |id| Entry { provider_id: Some(id), noted: true, ..entry.clone() };
+    ids.into_iter().map(named).collect()
 }
 
 /// A reply that tells of something that was done.

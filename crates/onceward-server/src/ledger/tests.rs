@@ -21,6 +21,7 @@ fn entry(key: &str, id: Option<&str>, amount: Option<&str>) -> Entry {
         state: Standing::Completed,
         status: Some(201),
         provider_id: id.map(str::to_owned),
+        noted: false,
         sent_key: Some(key.to_owned()),
         amount: amount.map(|amount| amount.parse().expect("an amount")),
         currency: None,
@@ -112,6 +113,36 @@ fn two_charges_under_one_key_are_a_double_charge_whether_or_not_we_know_one_of_t
     // Another tenant may use the same key for a charge of its own.
     let other = Entry { scope: "other".to_owned(), ..entry("k1", Some("c2"), None) };
     assert_eq!(told(&[entry("k1", Some("c1"), None), other], &theirs), [""; 0]);
+}
+
+#[test]
+fn an_id_that_was_noted_tells_of_what_is_open_and_of_what_did_not_charge() {
+    let noted = |state, status| {
+        let entry = entry("k1", Some("c1"), None);
+        vec![Entry { noted: true, sent_key: None, state, status, ..entry }]
+    };
+    let there = [charge(2, "c1", None, None)];
+    let absent: [Charge; 0] = [];
+    for (state, status, with_charge, without) in [
+        (Standing::Completed, Some(201), None, Some("missing_there k1")),
+        (Standing::Completed, Some(402), Some("contradicted c1 k1"), None),
+        (Standing::FailedRetryable, None, Some("contradicted c1 k1"), None),
+        (Standing::Unknown, None, Some("unsettled c1 k1"), Some("open k1")),
+        (Standing::InProgress, None, Some("unsettled c1 k1"), Some("open k1")),
+        (Standing::Expired, Some(201), None, None),
+    ] {
+        let told_of = |theirs: &[Charge]| told(&noted(state, status), theirs);
+        assert_eq!(told_of(&there), Vec::from_iter(with_charge), "{state:?} {status:?}");
+        assert_eq!(told_of(&absent), Vec::from_iter(without), "{state:?} {status:?}");
+    }
+    // Under a key that the provider has another charge of.
+    let open = Entry {
+        noted: true,
+        state: Standing::Unknown,
+        status: None,
+        ..entry("k1", Some("c1"), None)
+    };
+    assert_eq!(told(&[open], &[charge(2, "c9", Some("k1"), None)]), ["unsettled c9 k1"]);
 }
 
 #[test]

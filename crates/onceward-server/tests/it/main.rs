@@ -21,6 +21,7 @@ mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed
 mod privacy; // what is in the store
 mod protecting; // keys
+mod provider_ids; // what providers call operations
 mod queued; // accepted now, executed later
 mod quota; // what one caller may ask for
 mod raw; // bytes that mean two things

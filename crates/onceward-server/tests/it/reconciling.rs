@@ -21,20 +21,20 @@ use crate::support::{
 const KEY: &str = "order-0000000000000001";
 
 /// A store that outlives gateways.
-struct Home {
-    url: String,
+pub(crate) struct Home {
+    pub(crate) url: String,
     _folder: TempDir,
     _database: Option<Database<'static>>,
 }
 
 impl Home {
-    fn file() -> Home {
+    pub(crate) fn file() -> Home {
         let folder = tempfile::tempdir().expect("temporary folder");
         let url = format!("file:{}", folder.path().join("x.db").display());
         Home { url, _folder: folder, _database: None }
     }
 
-    fn postgres() -> Home {
+    pub(crate) fn postgres() -> Home {
         let database = Postgres::shared().create_database();
         let folder = tempfile::tempdir().expect("temporary folder");
         Home { url: database.url(), _folder: folder, _database: Some(database) }
@@ -240,7 +240,7 @@ fn unknown(home: &Home, bank: &Bank, toml: &str) -> Gateway {
     gateway
 }
 
-fn command(gateway: &Gateway, args: &[&str]) -> String {
+pub(crate) fn command(gateway: &Gateway, args: &[&str]) -> String {
     let ran = binary()
         .args(args)
         .env("ONCEWARD_ADMIN", format!("http://{}", gateway.admin))
@@ -300,7 +300,7 @@ reply_status = "/reply/status"
 reply_body = "/reply/body"
 "#;
 
-fn signature(secret: &str, at: u64, body: &str) -> String {
+pub(crate) fn signature(secret: &str, at: u64, body: &str) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("any length");
     mac.update(format!("{at}.{body}").as_bytes());
     let digits = mac.finalize().into_bytes();
@@ -308,11 +308,11 @@ fn signature(secret: &str, at: u64, body: &str) -> String {
     format!("t={at},v1={hex}")
 }
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
 
-fn tell(gateway: &Gateway, name: &str, body: &str, signature: &str) -> Answer {
+pub(crate) fn tell(gateway: &Gateway, name: &str, body: &str, signature: &str) -> Answer {
     let request = format!(
         "POST /.onceward/webhooks/{name} HTTP/1.1\r\nHost: x\r\nOnceward-Signature: {signature}\r\n\
          Content-Length: {}\r\n\r\n{body}",

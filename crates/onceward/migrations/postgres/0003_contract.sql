@@ -90,7 +90,7 @@ BEGIN
             'proxy-authenticate', 'authentication-info', 'proxy-authentication-info',
             'clear-site-data', 'idempotent-replayed', 'idempotency-expires',
             'idempotency-generation', 'onceward-outcome', 'onceward-schema-version',
-            'onceward-executed', 'onceward-sealed');
+            'onceward-executed', 'onceward-provider-id', 'onceward-sealed');
         encoded := encoded
             || int4send(octet_length(header.name)) || convert_to(header.name, 'UTF8')
             || int4send(octet_length(header.value)) || convert_to(header.value, 'UTF8');

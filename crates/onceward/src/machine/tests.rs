@@ -15,6 +15,7 @@ mod clocks;
 mod decisions;
 mod guards;
 mod leases;
+mod provider;
 mod queue;
 mod reconcile;
 mod resolutions;

@@ -12,16 +12,21 @@ use std::{
 
 use super::list::{AuditPage, AuditQuery, Page, Query, Stats};
 use super::{
-    Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Pulse, Reaped,
-    Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+    Advance, Advanced, Ask, Beat, Beaten, Claim, Identity, IdentityCheck, NodeId, Noted, Pulse,
+    Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
     StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
 };
 use crate::{
     clock::{Clock, SystemClock},
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep, StoredRequest},
+    record::{
+        AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, StoredRequest,
+    },
     scope::Scope,
 };
+
+mod notes;
+use notes::Notes;
 
 const SHARDS: usize = 64;
 
@@ -41,6 +46,8 @@ pub struct MemoryStore {
     identity: OnceLock<Mutex<Identity>>,
     scope_keys: Mutex<HashMap<Scope, Vec<ScopeKey>>>,
     beats: Mutex<Beats>,
+    /// Locked after a shard, never before one.
+    notes: Mutex<Notes>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +89,7 @@ impl MemoryStore {
             identity: OnceLock::new(),
             scope_keys: Mutex::default(),
             beats: Mutex::default(),
+            notes: Mutex::default(),
         }
     }
 
@@ -136,10 +144,14 @@ impl MemoryStore {
                 if record.state.is_terminal() {
                     shard.beside.remove(id);
                 }
+                if shard.record(id).is_some_and(|before| machine::is_made_anew(before, &record)) {
+                    lock(&self.notes).forget(id);
+                }
                 shard.records.insert(id.clone(), record);
             }
             Change::Remove => {
                 shard.beside.remove(id);
+                lock(&self.notes).forget(id);
                 if shard.records.remove(id).is_some() {
                     self.len.fetch_sub(1, Ordering::Relaxed);
                 }
@@ -272,6 +284,30 @@ impl Store for MemoryStore {
             due.sort_by_key(|record| record.reconcile_after);
             due.truncate(limit as usize);
             Ok(due)
+        })
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        ready(move || {
+            let mut shard = self.shard(&lease.id);
+            let mut notes = lock(&self.notes);
+            let holder = notes.get(&id);
+            let found = shard.record(&lease.id);
+            let step = machine::note(found, holder, lease, id.clone(), self.clock.now());
+            step.put.into_iter().for_each(|note| notes.put(note));
+            step.audit.into_iter().for_each(|audit| shard.remember(audit));
+            Ok(step.answer)
+        })
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        ready(move || Ok(lock(&self.notes).get(id).cloned()))
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        ready(move || {
+            let notes = lock(&self.notes);
+            Ok(of.iter().flat_map(|record| notes.of(record)).cloned().collect())
         })
     }
 

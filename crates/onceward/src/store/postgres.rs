@@ -16,7 +16,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 use super::{
-    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
+    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse, Reaped,
     Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
     Which, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     clock::Clock,
     machine,
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
 };
 
@@ -37,6 +37,7 @@ mod link;
 mod look;
 mod open;
 mod outbox;
+mod provider_ids;
 mod reserve;
 mod row;
 mod scope_keys;
@@ -228,6 +229,20 @@ impl Store for PgStore {
 
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.single(move |link| Box::pin(workers::due_unknown(link, limit, except)))
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        let lease = Lease { id: lease.id.clone(), ..*lease };
+        self.single(move |link| Box::pin(provider_ids::note(link, lease, id)))
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        let id = id.clone();
+        self.single(move |link| Box::pin(provider_ids::by_id(link, id)))
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.single(move |link| Box::pin(provider_ids::of(link, of)))
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

@@ -18,13 +18,15 @@ use std::{sync::Arc, time::Duration};
 use tracing::error;
 
 use super::{
-    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Pulse, Reaped,
-    Regression, Reservation, Resolution, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
-    StoreFuture, Swept, Which, Write, Written,
+    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Noted, Pulse,
+    Reaped, Regression, Reservation, Resolution, Resolve, Resolved, Resumable, ScopeKey, Store,
+    StoreError, StoreFuture, Swept, Which, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
 };
 use crate::{
-    record::{AttemptId, AuditRecord, Lease, Record, RecordId, SavedStep},
+    record::{
+        AttemptId, AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep,
+    },
     scope::Scope,
 };
 
@@ -187,6 +189,19 @@ impl Store for SealedStore {
     /// What is unknown has no reply.
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.inner.due_unknown(limit, except)
+    }
+
+    /// As they are, as scopes and keys are: they are found by equality, and by people.
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        self.inner.note_provider_id(lease, id)
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        self.inner.by_provider_id(id)
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.inner.provider_ids(of)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

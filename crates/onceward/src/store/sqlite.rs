@@ -20,15 +20,15 @@ use std::{
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Pulse, Reaped,
-    Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+    Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Noted, Pulse,
+    Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
     StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
     list::{AuditPage, AuditQuery, Page, Query},
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
 };
 
@@ -41,6 +41,7 @@ mod error;
 mod list;
 mod open;
 mod outbox;
+mod provider_ids;
 mod row;
 mod scope_keys;
 mod sql;
@@ -52,6 +53,7 @@ use beside::Beside;
 use canary::Acknowledge;
 use due::PurgeAudit;
 pub use open::OpenError;
+use provider_ids::Note;
 #[cfg(feature = "testing")]
 pub(crate) use row::fuzz::fuzz_record;
 use writer::{Work, Writer};
@@ -332,6 +334,20 @@ impl Store for SqliteStore {
 
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.ask(move |sender| Work::DueUnknown(limit, except, sender))
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        let lease = Lease { id: lease.id.clone(), ..*lease };
+        self.state(Note { lease, id })
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        let id = id.clone();
+        self.ask(move |sender| Work::ByProviderId(id, sender))
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.ask(move |sender| Work::ProviderIds(of, sender))
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

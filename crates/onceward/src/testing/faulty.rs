@@ -6,11 +6,11 @@ use std::{
 };
 
 use crate::{
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
-        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
+        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse,
+        Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
         StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
@@ -32,6 +32,9 @@ pub enum StoreCall {
     Steps,
     Resumable,
     DueUnknown,
+    NoteProviderId,
+    ByProviderId,
+    ProviderIds,
     Resolve,
     Load,
     Audit,
@@ -52,7 +55,7 @@ pub enum StoreCall {
 
 impl StoreCall {
     /// All calls, for tests that let each of them fail.
-    pub const ALL: [StoreCall; 28] = [
+    pub const ALL: [StoreCall; 31] = [
         StoreCall::Reserve,
         StoreCall::Claim,
         StoreCall::Renew,
@@ -65,6 +68,9 @@ impl StoreCall {
         StoreCall::Steps,
         StoreCall::Resumable,
         StoreCall::DueUnknown,
+        StoreCall::NoteProviderId,
+        StoreCall::ByProviderId,
+        StoreCall::ProviderIds,
         StoreCall::Resolve,
         StoreCall::Load,
         StoreCall::Audit,
@@ -234,6 +240,26 @@ macro_rules! wrapped_store {
             ) -> StoreFuture<'_, Vec<Record>> {
                 let call = move || self.inner.due_unknown(limit, except);
                 self.call(StoreCall::DueUnknown, call)
+            }
+
+            fn note_provider_id<'a>(
+                &'a self,
+                lease: &'a Lease,
+                id: ProviderId,
+            ) -> StoreFuture<'a, Noted> {
+                let inner = move || self.inner.note_provider_id(lease, id);
+                self.call(StoreCall::NoteProviderId, inner)
+            }
+
+            fn by_provider_id<'a>(
+                &'a self,
+                id: &'a ProviderId,
+            ) -> StoreFuture<'a, Option<ProviderNote>> {
+                self.call(StoreCall::ByProviderId, move || self.inner.by_provider_id(id))
+            }
+
+            fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+                self.call(StoreCall::ProviderIds, move || self.inner.provider_ids(of))
             }
 
             fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

@@ -6,12 +6,12 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use super::faulty::{StoreCall, wrapped_store};
 use crate::{
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Pulse, Reaped,
-        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
-        Which, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse,
+        Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store,
+        StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };

@@ -20,6 +20,7 @@ pub mod cancelling;
 pub mod listing;
 pub mod sealing;
 pub mod beating;
+pub mod noting;
 pub mod agreeing;
 
 /// Makes one test per case of the store suite, in a module of the given name.
@@ -336,6 +337,19 @@ macro_rules! __store_suite_cases {
                 the_earliest_of_two_losses_counts
                 a_loss_that_was_acknowledged_is_told_no_more
                 a_lost_answer_to_a_beat_is_no_loss
+            }
+            noting {
+                an_operation_is_found_by_its_provider_id
+                a_provider_id_that_is_noted_again_stays
+                an_operation_may_have_many_provider_ids
+                a_provider_id_of_another_operation_is_refused_and_an_incident
+                of_many_that_note_one_provider_id_exactly_one_has_it
+                a_later_attempt_takes_the_provider_id_over
+                an_attempt_that_lost_its_record_still_notes_its_provider_id
+                provider_ids_are_kept_as_long_as_the_record
+                a_record_that_is_purged_and_made_again_has_no_provider_ids
+                the_next_generation_does_not_inherit_provider_ids
+                a_provider_id_of_no_record_is_not_noted
             }
             sealing {
                 the_first_data_key_of_a_scope_stands

@@ -15,12 +15,14 @@ use super::{
 };
 use crate::{
     clock::{ManualClock, Timestamp},
-    record::{AuditRecord, Fence, Lease, Record, RecordId, SavedStep, State},
+    record::{
+        AuditRecord, Fence, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State,
+    },
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, MemoryStore, Pulse, Reaped,
-        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreErrorKind,
-        StoreFuture, Swept, Which, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, MemoryStore, Noted, Pulse,
+        Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store,
+        StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -45,6 +47,10 @@ enum Bug {
     ShowsTheLastAgain,
     /// Records past their retention are listed as what they were.
     ListsTheStoredState,
+    /// Provider ids are acknowledged and not kept.
+    ForgetsProviderIds,
+    /// Whoever claims a provider id is told that it is theirs.
+    SharesProviderIds,
 }
 
 #[derive(Debug)]
@@ -123,6 +129,25 @@ impl Store for Broken {
 
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.inner.due_unknown(limit, except)
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        Box::pin(async move {
+            if self.bug == Bug::ForgetsProviderIds {
+                return Ok(Noted::Applied);
+            }
+            let noted = self.inner.note_provider_id(lease, id).await?;
+            let shared = self.bug == Bug::SharesProviderIds && noted == Noted::Taken;
+            Ok(if shared { Noted::Applied } else { noted })
+        })
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        self.inner.by_provider_id(id)
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.inner.provider_ids(of)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
@@ -318,6 +343,17 @@ fn the_suite_fails_on_a_store_that_is_wrong_about_lists() {
 }
 
 #[test]
+fn the_suite_fails_on_a_store_that_is_wrong_about_provider_ids() {
+    use suite::noting;
+    complaint(Bug::ForgetsProviderIds, noting::an_operation_is_found_by_its_provider_id);
+    let taken = noting::a_provider_id_of_another_operation_is_refused_and_an_incident;
+    complaint(Bug::SharesProviderIds, taken);
+    let sound = |clock| async move { Broken::new(clock, Bug::None) };
+    run(sound, noting::an_operation_is_found_by_its_provider_id);
+    run(sound, taken);
+}
+
+#[test]
 fn the_suite_fails_on_a_store_that_ignores_the_fence() {
     complaint(Bug::IgnoresTheFence, suite::writing::a_superseded_lease_cannot_complete);
     complaint(Bug::IgnoresTheFence, suite::agreeing::random_operations_agree_with_the_model);
@@ -410,6 +446,7 @@ fn every_case_of_the_suite_is_listed_once() {
         ("interleaving", include_str!("suite/interleaving.rs")),
         ("cancelling", include_str!("suite/cancelling.rs")),
         ("listing", include_str!("suite/listing.rs")),
+        ("noting", include_str!("suite/noting.rs")),
         ("sealing", include_str!("suite/sealing.rs")),
         ("beating", include_str!("suite/beating.rs")),
         ("agreeing", include_str!("suite/agreeing.rs")),

@@ -14,13 +14,15 @@ use tokio::{
     sync::oneshot,
     time::{Instant, timeout, timeout_at},
 };
-use tracing::Instrument as _;
+use tracing::{Instrument as _, warn};
 
 use super::Body;
 use crate::{
     engine::{Admitted, Captured, Engine, Handler},
     observe,
+    operation::Operation,
     policy::Policy,
+    record::ProviderId,
     rejection::Rejection,
 };
 
@@ -97,6 +99,36 @@ where
             engine.reject(unknown, policy).map(Body::full)
         }
     }
+}
+
+/// How long the end of an answer waits for what its head said to be noted.
+const NOTE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Notes what the head of an answer says in `Onceward-Provider-Id`, and takes it out, while `body` reads
+/// the rest: if the answer never ends, the id is in the store. A store that is slow to take it holds the
+/// reply up by a second at most.
+///
+/// # Cancel safety
+/// May be dropped; the id is noted all the same.
+pub async fn note_beside<T>(
+    operation: &Operation,
+    headers: &mut HeaderMap,
+    body: impl Future<Output = T>,
+) -> T {
+    let ids = ProviderId::take_from(headers);
+    if ids.is_empty() {
+        return body.await;
+    }
+    let operation = operation.clone();
+    let noted = async move {
+        for id in ids {
+            if let Err(error) = operation.note_provider_id(id).await {
+                warn!(%error, "a provider id was not noted");
+            }
+        }
+    };
+    let noted = timeout(NOTE_TIME_MAX, tokio::spawn(noted.in_current_span()));
+    tokio::join!(noted, body).1
 }
 
 /// Whether a client sends its body without more ado.

@@ -562,6 +562,7 @@ async fn the_headers_that_are_kept_are_those_that_the_library_keeps() {
         "onceward-outcome",
         "onceward-schema-version",
         "onceward-executed",
+        "onceward-provider-id",
         "access-control-allow-origin",
         "access-control-x",
         "content-type",
@@ -594,6 +595,46 @@ async fn the_headers_that_are_kept_are_those_that_the_library_keeps() {
     kept_here.sort_unstable();
     assert_eq!(kept_there, kept_here);
     assert!(kept_here.len() > 5, "{kept_here:?}");
+}
+
+#[tokio::test]
+async fn a_provider_id_commits_with_its_transaction_and_is_that_of_one_operation() {
+    let shop = Shop::open().await;
+    let (first, second) = (shop.granted(ask("order-1")).await, shop.granted(ask("order-2")).await);
+    let note = async |lease: &Lease, call: &str, tx: &mut PgConnection| {
+        let handed = Handed::from(lease);
+        let sql = format!("SELECT onceward.provider_id($1, $2::uuid, $3, {call})");
+        let noted = sqlx::query_scalar::<_, bool>(sqlx::AssertSqlSafe(sql));
+        let noted = noted.bind(handed.operation).bind(handed.attempt).bind(handed.fence);
+        said(noted.fetch_one(tx).await)
+    };
+    let whose = async |text: &str| {
+        let id = text.parse().expect("a provider id");
+        let note = shop.store.by_provider_id(&id).await.expect("an answer");
+        note.map(|note| (note.record, note.attempt))
+    };
+    let mut tx = shop.pool.begin().await.expect("begun");
+    assert_eq!(note(&first, "'ch_1'", &mut tx).await, Ok(true));
+    tx.rollback().await.expect("rolled back");
+    assert_eq!(whose("ch_1").await, None);
+    let mut tx = shop.pool.begin().await.expect("begun");
+    assert_eq!(note(&first, "'ch_1'", &mut tx).await, Ok(true));
+    assert_eq!(note(&first, "'ch_1'", &mut tx).await, Ok(true), "once more");
+    assert_eq!(note(&first, "'17', 'dhl'", &mut tx).await, Ok(true));
+    tx.commit().await.expect("committed");
+    assert_eq!(whose("ch_1").await, Some((first.id.clone(), first.attempt)));
+    assert_eq!(whose("dhl 17").await, Some((first.id.clone(), first.attempt)));
+    let mut alone = shop.pool.acquire().await.expect("a connection");
+    assert_eq!(note(&second, "'ch_1'", &mut alone).await, Ok(false));
+    assert_eq!(whose("ch_1").await, Some((first.id.clone(), first.attempt)));
+    let audit = shop.store.audit(&second.id).await.expect("an answer");
+    assert_eq!(audit.iter().map(|it| it.event).collect::<Vec<_>>(), [AuditEvent::Incident]);
+    for bad in ["''", "'ch 1'", "NULL", "'ch_1', 'a b'", "'ch_1', NULL", "repeat('x', 256)"] {
+        assert_eq!(note(&first, bad, &mut alone).await, refused("OW002"), "{bad}");
+    }
+    let lost = Lease { attempt: second.attempt, id: first.id.clone(), ..first };
+    assert_eq!(note(&lost, "'ch_2'", &mut alone).await, refused("OW001"));
+    assert_eq!(whose("ch_2").await, None);
 }
 
 #[tokio::test]

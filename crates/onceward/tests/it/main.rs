@@ -40,6 +40,7 @@ mod postgres_schema;
 mod postgres_sessions;
 mod problems;
 mod processes;
+mod provider_ids;
 mod queued;
 mod quota;
 mod replay;

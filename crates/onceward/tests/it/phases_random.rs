@@ -16,11 +16,11 @@ use onceward::{
     Effect, EffectError, Effects, Engine, MemoryStore, Operation, Policy, Scope, ScopeRule,
     Settings, StepError, Store,
     engine::{Captured, Execution, Handler},
-    record::{AuditRecord, Lease, Record, RecordId, SavedStep, State},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State},
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Pulse, Reaped, Regression,
-        Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture, Swept, Which, Write,
-        Written,
+        Advance, Advanced, Ask, Beat, Claim, Identity, IdentityCheck, Noted, Pulse, Reaped,
+        Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, StoreFuture, Swept, Which,
+        Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
     testing::{Fault, FaultyStore, Seed, StoreCall},
@@ -400,6 +400,18 @@ impl Store for Broken {
 
     fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
         self.inner.due_unknown(limit, except)
+    }
+
+    fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
+        self.inner.note_provider_id(lease, id)
+    }
+
+    fn by_provider_id<'a>(&'a self, id: &'a ProviderId) -> StoreFuture<'a, Option<ProviderNote>> {
+        self.inner.by_provider_id(id)
+    }
+
+    fn provider_ids(&self, of: Vec<RecordId>) -> StoreFuture<'_, Vec<ProviderNote>> {
+        self.inner.provider_ids(of)
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {

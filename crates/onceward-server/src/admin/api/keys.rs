@@ -9,17 +9,38 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use onceward::{
     Store,
-    record::{AuditEvent, AuditRecord, Record, RecordId, State},
-    store::list::{AuditQuery, Order, PAGE_MAX, Query},
+    record::{AuditEvent, AuditRecord, ProviderId, Record, RecordId, State},
+    store::list::{AuditQuery, KeyFilter, Order, PAGE_MAX, Query},
 };
 
 use super::{
     ApiBody, AuditPageView, KeyDetail, KeyPage, Problem,
-    types::{AuditView, Happened, KeyRecord, ReplyView},
+    types::{AuditView, Happened, KeyRecord, ProviderIdView, ReplyView},
 };
 use crate::admin::time::rfc3339;
 
-pub(super) async fn list(store: &dyn Store, query: Query) -> Result<KeyPage, Problem> {
+/// With a provider id, of the one record that has it.
+pub(super) async fn list(
+    store: &dyn Store,
+    mut query: Query,
+    provider_id: Option<ProviderId>,
+) -> Result<KeyPage, Problem> {
+    if let Some(id) = provider_id {
+        let noted = store.by_provider_id(&id).await?;
+        let fits = |id: &RecordId| {
+            let key = match &query.key {
+                None => true,
+                Some(KeyFilter::Exact(key)) => id.key == *key,
+                Some(KeyFilter::Prefix(prefix)) => id.key.as_str().starts_with(&**prefix),
+            };
+            key && query.scope.as_ref().is_none_or(|scope| *scope == id.scope)
+        };
+        let Some(noted) = noted.filter(|noted| fits(&noted.record)) else {
+            return Ok(KeyPage { records: Vec::new(), next: None });
+        };
+        query.scope = Some(noted.record.scope);
+        query.key = Some(KeyFilter::Exact(noted.record.key));
+    }
     let page = store.list_records(query).await?;
     let next = page.next.map(|next| next.to_string());
     Ok(KeyPage { records: page.records.iter().map(KeyRecord::from).collect(), next })
@@ -43,7 +64,9 @@ pub(super) fn absent() -> Problem {
 pub(super) async fn show(store: &dyn Store, handle: &str) -> Result<KeyDetail, Problem> {
     let record = store.load(&id_of(handle)?).await?.ok_or_else(absent)?;
     let audit = store.audit(&record.id).await?;
+    let provider_ids = store.provider_ids(vec![record.id.clone()]).await?;
     Ok(KeyDetail {
+        provider_ids: provider_ids.iter().map(ProviderIdView::from).collect(),
         reply: record.reply.as_ref().map(ReplyView::from),
         timeline: timeline(&record, &audit),
         advice: advice(&record).to_owned(),

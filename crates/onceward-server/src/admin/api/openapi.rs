@@ -124,6 +124,12 @@ fn parameter(name: &str) -> Value {
         "order" => json!({ "type": "string", "enum": ["descending", "ascending"] }),
         "event" => json!({ "type": "string", "enum": events }),
         "state" => json!({ "type": "string", "enum": states }),
+        "provider_id" => json!({
+            "type": "string",
+            "pattern": "^([A-Za-z0-9_.-]{1,64} )?[!-~]{1,255}$",
+            "description": "What a provider calls the operation: its id, or the name of the \
+                            provider, a space, and its id.",
+        }),
         "from" | "before" => json!({ "type": "string", "format": "date-time" }),
         _ => json!({
             "type": "string",

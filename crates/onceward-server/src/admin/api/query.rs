@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use onceward::{
-    Effects, Key, Scope,
+    Effects, Key, ProviderId, Scope,
     clock::Timestamp,
     outbox::{MessageId, MessageQuery, MessageState},
-    record::{AuditEvent, State},
+    record::{AuditEvent, InvalidProviderId, State},
     store::list::{AuditQuery, KeyFilter, Order, PAGE_MAX, Query, Sort, Span},
 };
 use serde::{Deserialize, Serialize};
@@ -273,6 +273,12 @@ impl Parameters {
             limit: self.limit()?,
             ..filter.query()?
         })
+    }
+
+    /// The provider id by which a record is looked for.
+    pub(super) fn provider_id(&self) -> Result<Option<ProviderId>, Problem> {
+        let id = self.get("provider_id").map(str::parse).transpose();
+        id.map_err(|error: InvalidProviderId| bad("provider_id", &error))
     }
 
     /// The question of a list of audit records.

@@ -4,7 +4,7 @@ use std::time::UNIX_EPOCH;
 
 use onceward::{
     clock::Timestamp,
-    record::{AuditRecord, Record, State},
+    record::{AuditRecord, ProviderNote, Record, State},
     reply::{Reply, ReplyBody},
     store::list::{Count, Stats},
 };
@@ -146,10 +146,40 @@ pub(crate) struct KeyDetail {
     /// What it is answered with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reply: Option<ReplyView>,
+    /// What providers call it, in the order in which that was noted.
+    #[serde(default)]
+    pub(crate) provider_ids: Vec<ProviderIdView>,
     /// What happened, oldest first.
     pub(crate) timeline: Vec<Happened>,
     /// What an operator can do about it.
     pub(crate) advice: String,
+}
+
+/// What a provider calls an operation.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+pub(crate) struct ProviderIdView {
+    /// The name of the provider; `default` if none was told.
+    pub(crate) provider: String,
+    /// Its id of the operation.
+    pub(crate) id: String,
+    /// Which use of the key it belongs to.
+    pub(crate) generation: u32,
+    /// The last attempt that noted it.
+    pub(crate) attempt: String,
+    /// When it was noted first.
+    pub(crate) at: String,
+}
+
+impl From<&ProviderNote> for ProviderIdView {
+    fn from(note: &ProviderNote) -> Self {
+        ProviderIdView {
+            provider: note.id.provider().to_owned(),
+            id: note.id.id().to_owned(),
+            generation: note.generation,
+            attempt: note.attempt.to_string(),
+            at: rfc3339(note.at),
+        }
+    }
 }
 
 /// A stored reply. Its body is not shown.

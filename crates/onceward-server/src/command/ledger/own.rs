@@ -31,19 +31,23 @@ pub(super) struct OwnArgs {
     /// Only records of which this holds, as in `keys list`; such as route='POST /v1/charges'.
     #[arg(long, value_name = "NAME=VALUE", value_parser = super::super::keys::condition)]
     filter: Vec<(String, String)>,
-    /// Where in our stored replies the provider's id is, such as /id. Without it operations are not
-    /// compared.
+    /// Where in our stored replies the provider's id is, such as /id. Without it, and without
+    /// --provider, operations are not compared.
     #[arg(long, value_name = "POINTER")]
     id: Option<Pointer>,
+    /// The provider whose ids were noted of operations while they ran (Onceward-Provider-Id); `default`
+    /// for those that name none. Also of what is unknown or was not executed.
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
     /// Where in our stored replies the amount is.
-    #[arg(long, value_name = "POINTER", requires = "id")]
+    #[arg(long, value_name = "POINTER")]
     amount: Option<Pointer>,
     /// Where in our stored replies the currency is.
-    #[arg(long, value_name = "POINTER", requires = "id")]
+    #[arg(long, value_name = "POINTER")]
     currency: Option<Pointer>,
     /// The provider is called in the effect of this name, and sees its derived key; by default the
     /// provider sees the key of the client.
-    #[arg(long, value_name = "NAME", requires = "id")]
+    #[arg(long, value_name = "NAME")]
     effect: Option<String>,
     /// Messages of the outbox to this sink are compared too. Several may be given.
     #[arg(long, value_name = "NAME")]
@@ -80,10 +84,17 @@ impl OwnArgs {
             (None, Some(url)) => (store_url(Some(url), None)?, None, None),
             (None, None) => bail!("where is our side? give --config or --store (or --ours FILE)"),
         };
+        let operations = self.id.is_some() || self.provider.is_some();
         ensure!(
-            self.id.is_some() || !self.sink.is_empty(),
+            operations || !self.sink.is_empty(),
             "what of ours is to be compared? give --id, where stored replies tell the provider's id, \
-             or --sink for messages"
+             --provider for ids that were noted, or --sink for messages"
+        );
+        let of_operations =
+            self.amount.is_some() || self.currency.is_some() || self.effect.is_some();
+        ensure!(
+            operations || !of_operations,
+            "--amount, --currency and --effect are of operations: give --id or --provider"
         );
         match &url {
             StoreUrl::Memory => {
@@ -103,6 +114,7 @@ impl OwnArgs {
                 amount: self.amount.clone(),
                 currency: self.currency.clone(),
             },
+            provider: self.provider.clone(),
             effect: self.effect.clone(),
             sinks: self.sink.clone(),
             payloads: Pointers {
@@ -119,7 +131,7 @@ impl OwnArgs {
 impl Side {
     /// Whether operations tell amounts, if there are any.
     pub(super) fn has_amounts(&self) -> bool {
-        self.reading.replies.id.is_none() || self.reading.replies.amount.is_some()
+        !self.reading.reads_operations() || self.reading.replies.amount.is_some()
     }
 
     /// Under what keys are stored, where the provider sees those of clients.

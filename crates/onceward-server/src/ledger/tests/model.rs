@@ -25,6 +25,7 @@ pub(super) fn entry(random: &mut StdRng, number: usize) -> At<Entry> {
     ];
     let state = states[random.random_range(0..states.len())];
     let charged = matches!(state, Standing::Completed | Standing::Done);
+    let noted = !charged || random.random_bool(0.3);
     let key = ["k1", "k2", "k3"][random.random_range(0..3)].to_owned();
     let entry = Entry {
         record: ["r1", "r2", "r3", "r4"][random.random_range(0..4)].to_owned(),
@@ -33,7 +34,8 @@ pub(super) fn entry(random: &mut StdRng, number: usize) -> At<Entry> {
         source: if state == Standing::Done { Source::Message } else { Source::Operation },
         state,
         status: Some([201, 402][random.random_range(0..2)]),
-        provider_id: maybe(random, &["c1", "c2", "c3", "c4", "c5"]).filter(|_| charged),
+        provider_id: maybe(random, &["c1", "c2", "c3", "c4", "c5"]),
+        noted,
         sent_key: Some(key.clone()).filter(|_| random.random_bool(0.9)),
         key,
         amount: maybe(random, &["1", "1.0", "2"]).map(|text| text.parse().expect("an amount")),
@@ -107,13 +109,18 @@ pub(super) fn expected(ours: &[At<Entry>], theirs: &[At<Charge>], keys: bool) ->
         if operations(&claiming) > 1 && any {
             told.push(say(Kind::RepeatedHere, first, &entries));
         }
-        if charges.is_empty() && !entries.is_empty() && any {
+        let charged = claiming.iter().filter(|(it, _)| it.claim() == Claim::Charged);
+        if charges.is_empty() && charged.clone().any(|(_, at)| inside(*at)) {
+            let entries: Vec<&Entry> = charged.map(|(it, _)| it).collect();
             told.push(say(Kind::MissingThere, &[], &entries));
         }
         if let Some((row, row_at)) = all.first() {
             for (entry, at) in claiming {
-                if inside(*at) || inside(*row_at) {
-                    told.extend(money(entry, row));
+                match entry.claim() {
+                    _ if !inside(*at) && !inside(*row_at) => {}
+                    Claim::Open => told.push(say(Kind::Unsettled, &[row], &[entry])),
+                    Claim::NotCharged => told.push(say(Kind::Contradicted, &[row], &[entry])),
+                    Claim::Charged | Claim::Forgotten => told.extend(money(entry, row)),
                 }
             }
             if entries.is_empty() && row.key.is_none() && any {
@@ -135,18 +142,22 @@ pub(super) fn expected(ours: &[At<Entry>], theirs: &[At<Charge>], keys: bool) ->
             }
             continue;
         }
-        known.retain(|(it, _)| {
-            !it.provider_id.as_deref().is_some_and(|id| rows.iter().any(|(row, _)| row.id == id))
-        });
+        known.retain(|(it, _)| !is_matched(it, &rows));
         // Among equals the smallest id explains best.
         known.sort_by_key(|(it, _)| it.provider_id.clone());
         told.extend(of_key(&charged, known, &with_id));
     }
-    for (entry, at) in ours.iter().filter(|(it, _)| it.sent_key.is_none()) {
+    let keyless = ours.iter().filter(|(it, _)| it.sent_key.is_none());
+    for (entry, at) in keyless.filter(|(it, _)| !is_matched(it, &rows)) {
         told.extend(alone(entry, *at));
     }
     told.sort();
     told
+}
+
+/// Whether the provider has its id.
+fn is_matched(entry: &Entry, rows: &[&At<Charge>]) -> bool {
+    entry.provider_id.as_deref().is_some_and(|id| rows.iter().any(|(row, _)| row.id == id))
 }
 
 fn of_key<'l>(
@@ -157,14 +168,15 @@ fn of_key<'l>(
     let mut told = Vec::new();
     for (row, row_at) in charged.iter().filter(|(row, _)| with_id(&row.id).is_empty()) {
         let order = [
-            (Claim::Charged, false),
-            (Claim::Forgotten, false),
-            (Claim::Open, false),
-            (Claim::NotCharged, false),
-            (Claim::Charged, true),
+            (Claim::Charged, Some(false)),
+            (Claim::Forgotten, None),
+            (Claim::Open, None),
+            (Claim::NotCharged, None),
+            (Claim::Charged, Some(true)),
         ];
-        let best = order.into_iter().find_map(|wanted| {
-            known.iter().position(|(it, _)| (it.claim(), it.provider_id.is_some()) == wanted)
+        let best = order.into_iter().find_map(|(claim, with_id)| {
+            let fits = |it: &Entry| with_id.is_none_or(|with| it.provider_id.is_some() == with);
+            known.iter().position(|(it, _)| it.claim() == claim && fits(it))
         });
         let Some(best) = best else {
             if inside(*row_at) {
@@ -187,10 +199,11 @@ fn of_key<'l>(
 }
 
 fn alone(entry: &Entry, at: Option<i64>) -> Option<String> {
-    if !inside(at) || entry.provider_id.is_some() {
+    if !inside(at) {
         return None;
     }
     match entry.claim() {
+        Claim::Charged if entry.provider_id.is_some() => None,
         Claim::Charged => Some(say(Kind::IncompleteHere, &[], &[entry])),
         Claim::Open => Some(say(Kind::Open, &[], &[entry])),
         _ => None,

@@ -7,7 +7,7 @@ use onceward::{
     operation::derived_key,
     outbox::{Settlement, Staged},
     record::{AttemptId, Lease, RecordId},
-    store::{Ask, Mode, Reservation, Write, Written, list::Query},
+    store::{Ask, Mode, Noted, Reservation, Write, Written, list::Query},
 };
 
 use super::super::{Claim, Entry, Pointers, Reading};
@@ -110,6 +110,62 @@ fn operations_are_read_page_by_page_with_what_their_replies_tell() {
         let read_all = read(&store, &reading).await;
         let one = read_all.iter().find(|entry| entry.key == "unknown").expect("it is there");
         assert_eq!(one.sent_key, Some(derived_key(&unknown.id, 1, "charge")));
+        store.close().await;
+    });
+}
+
+#[test]
+fn ids_that_were_noted_are_read_where_a_reply_tells_none() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = SqliteStore::open(SqliteOptions::new(folder.path().join("x.db"))).await;
+        let store = store.expect("opened");
+        let noted = async |key: &str, ids: &[&str], body: Option<&str>| {
+            let lease = begin(&store, key, "charges").await;
+            for id in ids {
+                let id = id.parse().expect("a provider id");
+                let noted = store.note_provider_id(&lease, id).await.expect("answered");
+                assert_eq!(noted, Noted::Applied);
+            }
+            let end = match body {
+                Some(body) => Write::Complete(Reply::new(StatusCode::CREATED, body.to_owned())),
+                None => Write::MarkUnknown("gone".into()),
+            };
+            assert_eq!(store.write(&lease, end).await.expect("answered"), Written::Applied);
+        };
+        noted("told", &["bank c1"], Some("{\"id\":\"r1\"}")).await;
+        noted("silent", &["bank c2", "dhl 17", "bank c3"], Some("charged")).await;
+        noted("unknown", &["bank c4"], None).await;
+        noted("nameless", &[], None).await;
+        let ids = async |provider: Option<&str>, id: Option<&str>| {
+            let provider = provider.map(str::to_owned);
+            let reading = Reading { replies: pointers(id), provider, ..Reading::default() };
+            let mut ids: Vec<_> = read(&store, &reading)
+                .await
+                .into_iter()
+                .map(|it| (it.key, it.provider_id.unwrap_or_default(), it.noted))
+                .collect();
+            ids.sort_unstable();
+            ids
+        };
+        let all = |entries: &[(&str, &str, bool)]| {
+            let own = |(key, id, noted): &(&str, &str, bool)| {
+                ((*key).to_owned(), (*id).to_owned(), *noted)
+            };
+            entries.iter().map(own).collect::<Vec<_>>()
+        };
+        let (nameless, unknown) = (("nameless", "", false), ("unknown", "c4", true));
+        let silent = [("silent", "c2", true), ("silent", "c3", true)];
+        assert_eq!(
+            ids(Some("bank"), None).await,
+            all(&[nameless, silent[0], silent[1], ("told", "c1", true), unknown])
+        );
+        assert_eq!(
+            ids(Some("bank"), Some("/id")).await,
+            all(&[nameless, silent[0], silent[1], ("told", "r1", false), unknown])
+        );
+        assert_eq!(ids(Some("ups"), None).await.iter().filter(|it| it.2).count(), 0);
+        assert!(ids(None, None).await.is_empty(), "nothing was asked for");
         store.close().await;
     });
 }

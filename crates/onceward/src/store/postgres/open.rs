@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::{PgOptions, link::CONNECT_TIME_MAX};
 
 /// Migrations in order. The schema's table `migrations` says how many of them it has.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     concat!(
         include_str!("../../../migrations/postgres/0001_records.sql"),
         include_str!("../../../migrations/postgres/0002_functions.sql"),
@@ -20,6 +20,7 @@ const MIGRATIONS: [&str; 3] = [
     ),
     include_str!("../../../migrations/postgres/0006_scope_keys.sql"),
     include_str!("../../../migrations/postgres/0007_canary.sql"),
+    include_str!("../../../migrations/postgres/0008_provider_ids.sql"),
 ];
 
 /// Messages without their payloads.
@@ -132,6 +133,9 @@ pub(super) struct Statements {
     pub(super) drop_scope_keys: Arc<str>,
     pub(super) beat: Arc<str>,
     pub(super) acknowledge_regression: Arc<str>,
+    pub(super) note_provider_id: Arc<str>,
+    pub(super) by_provider_id: Arc<str>,
+    pub(super) provider_ids: Arc<str>,
 }
 
 impl Statements {
@@ -277,6 +281,11 @@ impl Statements {
                 "SELECT * FROM onceward.beat($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
             ),
             acknowledge_regression: named("SELECT * FROM onceward.acknowledge_regression($1, $2)"),
+            note_provider_id: named(
+                "SELECT onceward.note_provider_id($1, $2, $3, $4, $5, $6, $7, $8)",
+            ),
+            by_provider_id: named("SELECT * FROM onceward.by_provider_id($1, $2)"),
+            provider_ids: named("SELECT * FROM onceward.provider_ids_of($1, $2)"),
         }
     }
 }

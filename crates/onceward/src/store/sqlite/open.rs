@@ -19,7 +19,7 @@ use super::{SqliteOptions, error};
 const APPLICATION_ID: u32 = 0x4f6e_6365;
 
 /// Migrations in order. The file's `user_version` says how many of them it has.
-const MIGRATIONS: [&str; 9] = [
+const MIGRATIONS: [&str; 10] = [
     include_str!("../../../migrations/sqlite/0001_records.sql"),
     include_str!("../../../migrations/sqlite/0002_outbox.sql"),
     include_str!("../../../migrations/sqlite/0003_listing.sql"),
@@ -29,6 +29,7 @@ const MIGRATIONS: [&str; 9] = [
     include_str!("../../../migrations/sqlite/0007_canary.sql"),
     include_str!("../../../migrations/sqlite/0008_overdue.sql"),
     include_str!("../../../migrations/sqlite/0009_incidents.sql"),
+    include_str!("../../../migrations/sqlite/0010_provider_ids.sql"),
 ];
 
 /// How long to wait for another process that writes, while the file is opened.

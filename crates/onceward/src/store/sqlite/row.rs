@@ -345,7 +345,7 @@ impl<'r> Columns<'r> {
         bytes.map(|bytes| bytes.try_into().map_err(|_| BadRow(name))).transpose()
     }
 
-    fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
+    pub(super) fn bytes<const N: usize>(&mut self, name: &'static str) -> Result<[u8; N], BadRow> {
         self.present::<&[u8]>(name)?.try_into().map_err(|_| BadRow(name))
     }
 

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     machine::Change,
-    record::{AuditRecord, Record, RecordId, SavedStep},
+    record::{AuditRecord, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
     store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept, Which},
 };
@@ -35,6 +35,8 @@ pub(super) enum Work {
     Steps(RecordId, u32, Sender<Vec<SavedStep>>),
     Resumable(Which, u32, Sender<Vec<Resumable>>),
     DueUnknown(u32, Vec<Arc<str>>, Sender<Vec<Record>>),
+    ByProviderId(ProviderId, Sender<Option<ProviderNote>>),
+    ProviderIds(Vec<RecordId>, Sender<Vec<ProviderNote>>),
     Sweep(u32, Sender<Vec<Swept>>),
     Reap(u32, Sender<Reaped>),
     Ping(Sender<()>),
@@ -341,6 +343,12 @@ impl Writer {
             }
             Work::DueUnknown(limit, except, sender) => {
                 let _ = sender.send(self.due_unknown(limit, &except).await.map_err(single));
+            }
+            Work::ByProviderId(id, sender) => {
+                let _ = sender.send(self.by_provider_id(&id).await.map_err(single));
+            }
+            Work::ProviderIds(of, sender) => {
+                let _ = sender.send(self.provider_ids(&of).await.map_err(single));
             }
             Work::Sweep(limit, sender) => {
                 let _ = sender.send(self.sweep(limit).await.map_err(single));
