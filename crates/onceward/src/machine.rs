@@ -311,7 +311,7 @@ pub fn write(found: Option<&Record>, lease: &Lease, write: Write, now: Timestamp
 ///
 /// Of an attempt that was said not to have acted it is refused where the transaction is all that it
 /// does: rolled back, what was said is true, and a retry runs once. Where something else may have acted,
-/// a rollback does not take it back, and the reply counts as in [`write`].
+/// a rollback does not take it back, and the reply counts as in [`write()`].
 pub fn complete_in(
     found: Option<&Record>,
     lease: &Lease,
