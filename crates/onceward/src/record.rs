@@ -405,8 +405,7 @@ impl AuditRecord {
     }
 
     /// What tells one incident of an attempt from another: what was told, and by whom. None of
-    /// anything else. Of a sealed reply no more than its length counts, since no reply is sealed in the
-    /// same way twice.
+    /// anything else. A sealed reply of one attempt is sealed in the same way each time.
     pub(crate) fn told(&self) -> Option<[u8; 32]> {
         if self.event != AuditEvent::Incident {
             return None;
@@ -424,11 +423,7 @@ impl AuditRecord {
                 part(name.as_str().as_bytes());
                 part(value.as_bytes());
             }
-            let body = reply.body_bytes();
-            match reply.is_sealed() {
-                true => part(&(body.len() as u64).to_be_bytes()),
-                false => part(&body),
-            }
+            part(&reply.body_bytes());
         }
         Some(digest.finalize().into())
     }

@@ -2,11 +2,12 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
+use http::StatusCode;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use onceward::{
-    Effects, Policy, Queued, Store as _,
+    Effects, Policy, Queued, Reply, Store as _,
     record::State,
-    store::Reservation,
+    store::{Reservation, Resolution, Resolve},
     testing::{
         Fault, FaultyStore, StoreCall,
         samples::{LEASE, ask},
@@ -32,10 +33,24 @@ async fn records_that_cannot_be_reaped_do_not_keep_audit_records_for_ever() {
     let _: Reservation = service.memory.reserve(ask("key")).await.expect("memory answers");
     service.clock.advance(LEASE);
     service.memory.sweep(10).await.expect("memory answers");
-    service.clock.advance(Reaper::AUDIT_RETENTION);
+    let record = service.memory.load(&ask("key").id).await.expect("memory answers");
+    let record = record.expect("a record");
+    let resolve = Resolve {
+        id: record.id,
+        generation: record.generation,
+        fence: record.fence,
+        resolution: Resolution::Complete(Reply::new(StatusCode::OK, "charged")),
+        reason: "ticket 7".into(),
+    };
+    service.memory.resolve(resolve).await.expect("memory answers");
     let reaper = Reaper::new(Arc::clone(&service.engine));
+    // Its retention, then its tombstone; what happened to it is left.
+    for _ in 0..2 {
+        service.clock.advance(Reaper::AUDIT_RETENTION);
+        service.memory.reap(10).await.expect("memory answers");
+    }
     let audit = async || service.memory.audit(&ask("key").id).await.expect("memory answers").len();
-    assert_eq!(audit().await, 1);
+    assert_eq!(audit().await, 2);
     faults.fail(StoreCall::Reap, Fault::Refused, FOR_EVER);
     reaper.run_once().await.expect_err("records cannot be reaped");
     assert_eq!(audit().await, 0);

@@ -12,6 +12,9 @@ use chacha20poly1305::{
     aead::{Aead as _, KeyInit as _, Payload},
 };
 
+use hmac::{Hmac, Mac as _};
+use sha2::Sha256;
+
 use crate::{
     fingerprint::Fingerprint,
     record::{AttemptId, Fence, Lease, Record, RecordId},
@@ -21,25 +24,43 @@ use crate::{
 const NONCE_LEN: usize = 24;
 
 /// A key that seals and opens.
-pub(super) struct Cipher(XChaCha20Poly1305);
+pub(super) struct Cipher {
+    cipher: XChaCha20Poly1305,
+    /// Of the same key, for nonces only.
+    nonces: [u8; 32],
+}
 
 impl Cipher {
     pub(super) fn new(key: &[u8; 32]) -> Self {
-        Cipher(XChaCha20Poly1305::new(&(*key).into()))
+        let nonces = mac(key, &[b"onceward-nonce/1"]);
+        Cipher { cipher: XChaCha20Poly1305::new(&(*key).into()), nonces }
     }
 
-    /// Nonce and sealed contents. The nonce is random: with 192 bits nobody has to count.
+    /// Nonce and sealed contents. The nonce is made of the contents and their place by a secret, so
+    /// that no two contents share one, and that a call which is repeated after a lost answer seals the
+    /// same thing in the same way: stores tell repetitions by that. Nobody learns more from it than
+    /// that the same contents came twice to the same place.
     pub(super) fn seal(&self, contents: &[u8], place: &Place) -> Option<Vec<u8>> {
-        let nonce: [u8; NONCE_LEN] = rand::random();
+        let length = (place.0.len() as u64).to_be_bytes();
+        let made = mac(&self.nonces, &[&length, &place.0, contents]);
+        let nonce = made.first_chunk::<NONCE_LEN>()?;
         let payload = Payload { msg: contents, aad: &place.0 };
-        let sealed = self.0.encrypt(&nonce.into(), payload).ok()?;
+        let sealed = self.cipher.encrypt(&(*nonce).into(), payload).ok()?;
         Some([&nonce[..], &sealed].concat())
     }
 
     pub(super) fn open(&self, sealed: &[u8], place: &Place) -> Option<Vec<u8>> {
         let (nonce, sealed) = sealed.split_first_chunk::<NONCE_LEN>()?;
-        self.0.decrypt(&(*nonce).into(), Payload { msg: sealed, aad: &place.0 }).ok()
+        self.cipher.decrypt(&(*nonce).into(), Payload { msg: sealed, aad: &place.0 }).ok()
     }
+}
+
+fn mac(key: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+    let mut block = [0; 64];
+    block.iter_mut().zip(key).for_each(|(byte, key)| *byte = *key);
+    let mut mac = <Hmac<Sha256> as hmac::KeyInit>::new(&block.into());
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
 }
 
 /// A sealed thing, taken apart.
@@ -163,10 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn the_same_contents_are_never_sealed_the_same_way() {
-        let cipher = Cipher::new(&[1; 32]);
-        let place = Place::new("reply", &[]);
-        let sealed = || cipher.seal(b"contents", &place).expect("sealed");
-        assert_ne!(sealed(), sealed());
+    fn only_the_same_contents_in_the_same_place_under_the_same_key_look_the_same() {
+        let sealed = |key: u8, contents: &[u8], place: &[u8]| {
+            let sealed = Cipher::new(&[key; 32]).seal(contents, &Place::new("reply", &[place]));
+            sealed.expect("sealed")
+        };
+        let first = sealed(1, b"contents", b"a");
+        assert_eq!(sealed(1, b"contents", b"a"), first);
+        for other in [
+            sealed(2, b"contents", b"a"),
+            sealed(1, b"contentz", b"a"),
+            sealed(1, b"contents", b"b"),
+        ] {
+            assert_ne!(other[..NONCE_LEN], first[..NONCE_LEN]);
+            assert_ne!(other[NONCE_LEN..], first[NONCE_LEN..]);
+        }
     }
 }

@@ -273,10 +273,10 @@ pub async fn audit_records_survive_in_order_and_with_their_reply(on: Harness) {
     assert_eq!(on.sweep(10).await.len(), 1);
     // All at one time: the order is that of the calls, not of the clock.
     on.resolved(&ask.id, Resolution::Release(Proof::Authoritative)).await;
+    let second = on.grant(&retry(&ask)).await;
     let evidence = Reply { body: ReplyBody::Stored(incompressible(5_000)), ..reply("") };
     let late = on.write(&lease, Write::Complete(evidence.clone())).await;
     assert!(matches!(late, Written::Superseded(_)), "{late:?}");
-    let second = on.grant(&retry(&ask)).await;
     assert_eq!(on.write(&second, Write::Complete(reply("second"))).await, Written::Applied);
     on.resolved(&ask.id, Resolution::Void).await;
     let audit = on.audit(&ask.id).await;
