@@ -56,7 +56,7 @@ AS $$
 DECLARE
     t bigint := onceward.micros(reserve.at);
     answered bigint;
-    taken onceward.found[];
+    taken bigint[];
     one onceward.found;
     known bigint[];
 BEGIN
@@ -127,24 +127,23 @@ BEGIN
                                    WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
                 WHERE modes[a.class] <> 'look' AND r.there IS NULL
                 ON CONFLICT (scope, key) DO NOTHING
-                RETURNING r.record_id, r.scope, r.key, r.attempt, r.state, r.check_at
+                RETURNING r.record_id, r.attempt, r.state, r.check_at
             ), listed AS (
                 INSERT INTO onceward.leases (check_at, record_id)
                 SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
             )
-            SELECT array_agg(ROW(NULL, 'taken', t, fresh.record_id, fresh.scope, fresh.key, NULL,
-                                 NULL, NULL, NULL, fresh.attempt, NULL, NULL, NULL, NULL, NULL, NULL,
-                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                                 NULL)::onceward.found),
-                   count(*)
-            INTO taken, answered FROM fresh;
+            SELECT array_agg(fresh.record_id), count(*) INTO taken, answered FROM fresh;
+            one.verdict := 'taken';
+            one.at := t;
             IF answered = cardinality(scopes) THEN
-                one.verdict := 'taken';
-                one.at := t;
                 RETURN NEXT one;
             ELSIF answered > 0 THEN
-                RETURN QUERY SELECT * FROM unnest(taken);
+                FOR one.scope, one.key, one.attempt IN
+                    SELECT r.scope, r.key, r.attempt FROM onceward.records r
+                    WHERE r.record_id = ANY (taken)
+                LOOP
+                    RETURN NEXT one;
+                END LOOP;
             END IF;
         ELSE
             RETURN QUERY
