@@ -7,7 +7,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use onceward::{
     Effects, Policy, Queued, Reply, Store as _,
     record::State,
-    store::{Reservation, Resolution, Resolve},
+    store::{Reservation, Resolution, Resolve, Resolved},
     testing::{
         Fault, FaultyStore, StoreCall,
         samples::{LEASE, ask},
@@ -42,7 +42,8 @@ async fn records_that_cannot_be_reaped_do_not_keep_audit_records_for_ever() {
         resolution: Resolution::Complete(Reply::new(StatusCode::OK, "charged")),
         reason: "ticket 7".into(),
     };
-    service.memory.resolve(resolve).await.expect("memory answers");
+    let resolved = service.memory.resolve(resolve).await.expect("memory answers");
+    assert!(matches!(resolved, Resolved::Applied(_)), "{resolved:?}");
     let reaper = Reaper::new(Arc::clone(&service.engine));
     // Its retention, then its tombstone; what happened to it is left.
     for _ in 0..2 {
