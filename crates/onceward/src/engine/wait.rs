@@ -2,7 +2,7 @@
 //! other processes, one of all who wait looks for all of them, in one call to the store.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -56,7 +56,8 @@ pub(super) struct Waiters {
 #[derive(Debug, Default)]
 struct Waiting {
     count: usize,
-    by_record: HashMap<RecordId, (usize, Arc<Notify>)>,
+    /// In order, so that they are woken in the same order in every run of a simulation.
+    by_record: BTreeMap<RecordId, (usize, Arc<Notify>)>,
 }
 
 /// A place among the waiters of one record.
