@@ -233,12 +233,16 @@ pub(crate) async fn never_analysed(rows: u32) -> Home {
 
 /// How many pages the server looked at for a call, on a connection that made its plans now.
 pub(crate) async fn pages(home: &Home, call: &str) -> u64 {
+    fewest_pages(home, |_| call.to_owned()).await
+}
+
+/// The same of a call that is another one in each round.
+async fn fewest_pages(home: &Home, call: impl Fn(u32) -> String) -> u64 {
     let mut look = home.connection().await;
-    let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) {call}");
     let mut least = u64::MAX;
-    // The first call reads the catalogue too; and other tests decide how many old versions of rows are
-    // still there.
-    for _ in 0..4 {
+    // The first call reads the catalogue too.
+    for round in 0..4 {
+        let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF) {}", call(round));
         run(&mut look, "BEGIN").await;
         let explained = lines(&mut look, &explain).await;
         run(&mut look, "ROLLBACK").await;
@@ -308,25 +312,34 @@ async fn a_batch_on_a_table_that_was_never_analysed_reads_no_more_than_on_one_th
     const ROWS: u32 = 200_000;
     let home = never_analysed(ROWS).await;
     let schema = &home.schema;
+    type Call<'a> = Box<dyn Fn(u32) -> String + 'a>;
+    let reserve = |from: u32, new_ones: bool| -> Call<'_> {
+        Box::new(move |at| reserve_call(schema, from + at, new_ones))
+    };
+    let guarded = |from: u32, function: &'static str| -> Call<'_> {
+        Box::new(move |at| guarded_call(schema, from + at, function))
+    };
     let calls = [
-        ("a reserve of what is there", reserve_call(schema, 1_000, false)),
-        ("a reserve of what is not", reserve_call(schema, ROWS + 1, false)),
-        ("a reserve of what is there, thought to be new", reserve_call(schema, 1_000, true)),
-        ("a reserve of what is not, as expected", reserve_call(schema, ROWS + 1, true)),
-        ("a write", guarded_call(schema, 1_000, "write")),
-        ("a write of what is not locked", guarded_call(schema, 1_000, "skipping write")),
-        ("a renewal", guarded_call(schema, 1_000, "renew")),
+        ("a reserve of what is there", reserve(1, false)),
+        ("a reserve of what is not", reserve(ROWS + 1, false)),
+        ("a reserve of what is there, thought to be new", reserve(20_001, true)),
+        ("a reserve of what is not, as expected", reserve(ROWS + 20_001, true)),
+        ("a write", guarded(40_001, "write")),
+        ("a write of what is not locked", guarded(60_001, "skipping write")),
+        ("a renewal", guarded(80_001, "renew")),
     ];
+    // Each round has records of its own: other tests decide for how long the old versions stay that a
+    // round leaves behind, and reading them is no matter of plans.
     let mut never = Vec::new();
     for (_, call) in &calls {
-        never.push(pages(&home, call).await);
+        never.push(fewest_pages(&home, |round| call(256 * round)).await);
     }
     run(&mut home.connection().await, "ANALYZE records, leases, replies").await;
     for ((what, call), never) in calls.iter().zip(never) {
-        let analysed = pages(&home, call).await;
+        let analysed = fewest_pages(&home, |round| call(256 * (10 + round))).await;
         println!("{what}: {never} pages, {analysed} analysed");
         assert!(never <= 2 * analysed, "{what}: {never} pages, {analysed} analysed");
-        assert!(never < 256 * 40, "{what} of 256 elements reads {never} pages");
+        assert!(never < 256 * 60, "{what} of 256 elements reads {never} pages");
     }
 }
 
