@@ -51,22 +51,17 @@ CREATE TABLE onceward.records (
     probes                 integer  NOT NULL DEFAULT 0,
     asked_at               bigint,
     absent_at              bigint,
-    -- When pending work may be begun. Null in all other states, so that completing does not change it.
-    due_at                 bigint   GENERATED ALWAYS AS
-                                    (CASE WHEN state = 'pending' THEN lease_until END) STORED,
-    -- When pending work is given up. Null in all other states, as above.
-    give_up_at             bigint   GENERATED ALWAYS AS
-                                    (CASE WHEN state = 'pending' THEN queued_until END) STORED,
+    -- When pending work may be begun (`lease_until`), and when it is given up (`queued_until`). Null in
+    -- all other states, so that completing does not change them. Written by whoever writes the state:
+    -- a session reads the expression of a generated column anew with every statement.
+    due_at                 bigint,
+    give_up_at             bigint,
     -- Where the record stands, or stood last, in the list of leases.
     check_at               bigint   NOT NULL,
     -- When the reaper looks at it. Set when the record is reserved and not changed by `complete`:
     -- what it finds not to be due is filed again.
     reap_at                bigint   NOT NULL,
-    UNIQUE (scope, key),
-    -- A tombstone keeps the status of its reply and nothing else of it.
-    CHECK (state = 'expired' OR (state = 'completed') = (reply_status IS NOT NULL)),
-    CHECK ((state = 'unknown') = (reconcile_after IS NOT NULL)),
-    CHECK ((open_effect IS NULL) = (open_effect_idempotent IS NULL))
+    UNIQUE (scope, key)
 ) WITH (fillfactor = 50);
 
 -- For the reaper: retention that is over, then tombstones whose time is over.

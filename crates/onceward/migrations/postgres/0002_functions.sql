@@ -5,7 +5,8 @@
 -- made when the table was empty or never analysed would read all of it for each batch. So lookups are
 -- LATERAL with OFFSET 0, which cannot be turned around; what is updated or deleted is named by its
 -- place (ctid); the condition `coalesce(a.key, '') = a.key`, which always holds, makes the planner
--- expect few elements. The settings of a function hold while it runs and for nobody else.
+-- expect few elements. The settings of a function hold while it runs and for nobody else; each costs a few
+-- microseconds, so that what answers requests has only those that it needs.
 --
 -- Rows are locked FOR NO KEY UPDATE: a user's table may refer to a record, and a transaction that has
 -- just written such a row must not hold up renewals.
@@ -35,8 +36,8 @@ $$;
 -- by somebody else just now: the caller asks again, as it does after 'later', the answer to those
 -- behind the first few whose reply is large. With `new_ones` most are expected to be absent and are
 -- taken before anything is looked up; what was taken may then be returned once more, as it is now.
--- A batch hardly waits for transactions that are on their way; one that is alone may have more
--- patience.
+-- No two may be for one record, unless it is there. A batch hardly waits for transactions that are on
+-- their way; one that is alone may have more patience.
 CREATE FUNCTION onceward.reserve(
     at bigint, scopes text[], keys text[], fingerprints bytea[], attempts uuid[], paths text[],
     classes integer[], recipes integer[], modes text[], leases bigint[], max_executions bigint[],
@@ -46,10 +47,6 @@ CREATE FUNCTION onceward.reserve(
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 SET lock_timeout = '100ms'
 AS $$
 #variable_conflict use_column
@@ -63,37 +60,6 @@ BEGIN
     IF patience IS NOT NULL THEN
         PERFORM set_config('lock_timeout', patience, true);
     END IF;
-    IF new_ones AND requests IS NULL AND cardinality(scopes) = 1 AND modes[classes[1]] = 'execute' THEN
-        -- One that is alone does not pay for what serves many. If its key is taken, it is looked up
-        -- below.
-        INSERT INTO onceward.records (
-            scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects,
-            route, method, path, created_at, started_at, lease_until, max_execution, expires_at,
-            retention, tombstone, void, check_at, reap_at)
-        SELECT
-            scopes[1], keys[1], recipes[classes[1]], fingerprints[1], 1, 'in_progress',
-            reserve.attempts[1], greatest(t, 1), 1, (reserve.effects)[classes[1]],
-            routes[classes[1]], methods[classes[1]], paths[1], t, t,
-            onceward.plus(t, leases[classes[1]]), max_executions[classes[1]],
-            onceward.plus(t, retentions[classes[1]]), retentions[classes[1]],
-            tombstones[classes[1]], false, onceward.plus(t, leases[classes[1]]),
-            onceward.plus(t, retentions[classes[1]])
-        -- A row that a transaction is changing would hold it up.
-        WHERE NOT EXISTS (SELECT FROM onceward.records r
-                          WHERE r.scope = scopes[1] AND r.key = keys[1])
-        ON CONFLICT (scope, key) DO NOTHING
-        RETURNING record_id INTO one.record_id;
-        IF one.record_id IS NOT NULL THEN
-            INSERT INTO onceward.leases (check_at, record_id)
-            VALUES (onceward.plus(t, leases[classes[1]]), one.record_id);
-            one := NULL;
-            one.verdict := 'taken';
-            one.at := t;
-            RETURN NEXT one;
-            RETURN;
-        END IF;
-        new_ones := false;
-    END IF;
     IF requests IS NOT NULL THEN
         -- Only what is taken now leaves its request.
         SELECT coalesce(array_agg(r.record_id), '{}') INTO known
@@ -103,36 +69,47 @@ BEGIN
     END IF;
     FOR try IN 1..2 LOOP
         IF (try = 1) = new_ones THEN
-            WITH fresh AS (
-                INSERT INTO onceward.records AS r (
-                    scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
-                    effects, route, method, path, created_at, started_at, lease_until,
-                    max_execution, expires_at, retention, tombstone, void, queued_until, check_at,
-                    reap_at)
-                SELECT a.scope, a.key, recipes[a.class], a.fingerprint, 1,
-                       CASE modes[a.class] WHEN 'execute' THEN 'in_progress' ELSE 'pending' END,
-                       a.attempt, greatest(t, 1), CASE modes[a.class] WHEN 'execute' THEN 1 ELSE 0 END,
-                       (reserve.effects)[a.class], routes[a.class], methods[a.class], a.path, t, t,
-                       CASE modes[a.class] WHEN 'execute' THEN onceward.plus(t, leases[a.class])
-                                           ELSE t END,
-                       max_executions[a.class], onceward.plus(t, retentions[a.class]),
-                       retentions[a.class], tombstones[a.class], false,
-                       CASE modes[a.class] WHEN 'accept'
-                                           THEN onceward.plus(t, queued_fors[a.class]) END,
-                       onceward.plus(t, leases[a.class]), onceward.plus(t, retentions[a.class])
-                FROM unnest(scopes, keys, fingerprints, reserve.attempts, paths, classes)
-                     AS a (scope, key, fingerprint, attempt, path, class)
-                -- Without this, one row that a transaction is changing would hold up all.
-                LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
-                                   WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
-                WHERE modes[a.class] <> 'look' AND r.there IS NULL
-                ON CONFLICT (scope, key) DO NOTHING
-                RETURNING r.record_id, r.attempt, r.state, r.check_at
-            ), listed AS (
-                INSERT INTO onceward.leases (check_at, record_id)
-                SELECT fresh.check_at, fresh.record_id FROM fresh WHERE fresh.state = 'in_progress'
-            )
-            SELECT array_agg(fresh.record_id), count(*) INTO taken, answered FROM fresh;
+            BEGIN
+                WITH fresh AS (
+                    INSERT INTO onceward.records AS r (
+                        scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
+                        effects, route, method, path, created_at, started_at, lease_until,
+                        max_execution, expires_at, retention, tombstone, void, queued_until, due_at,
+                        give_up_at, check_at, reap_at)
+                    SELECT a.scope, a.key, recipes[a.class], a.fingerprint, 1,
+                           CASE WHEN c.begins THEN 'in_progress' ELSE 'pending' END, a.attempt,
+                           greatest(t, 1), c.begins::integer, (reserve.effects)[a.class],
+                           routes[a.class], methods[a.class], a.path, t, t,
+                           CASE WHEN c.begins THEN c.lease_until ELSE t END,
+                           max_executions[a.class], c.expires_at, retentions[a.class],
+                           tombstones[a.class], false, c.queued_until,
+                           CASE WHEN NOT c.begins THEN t END, c.queued_until, c.lease_until,
+                           c.expires_at
+                    FROM unnest(scopes, keys, fingerprints, reserve.attempts, paths, classes)
+                         AS a (scope, key, fingerprint, attempt, path, class)
+                    CROSS JOIN LATERAL (
+                        SELECT modes[a.class] = 'execute' AS begins,
+                               onceward.plus(t, leases[a.class]) AS lease_until,
+                               onceward.plus(t, retentions[a.class]) AS expires_at,
+                               CASE modes[a.class] WHEN 'accept' THEN
+                                   onceward.plus(t, queued_fors[a.class]) END AS queued_until
+                        OFFSET 0) c
+                    -- Without this, one row that a transaction is changing would hold up all.
+                    LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
+                                       WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+                    WHERE modes[a.class] <> 'look' AND r.there IS NULL
+                    RETURNING r.record_id, r.attempt, r.state, r.check_at
+                ), listed AS (
+                    INSERT INTO onceward.leases (check_at, record_id)
+                    SELECT fresh.check_at, fresh.record_id FROM fresh
+                    WHERE fresh.state = 'in_progress'
+                )
+                SELECT array_agg(fresh.record_id), count(*) INTO taken, answered FROM fresh;
+            EXCEPTION WHEN unique_violation THEN
+                -- Somebody has just made one of them. ON CONFLICT would say which, and would cost each
+                -- of the others a third of its work.
+                answered := 0;
+            END;
             one.verdict := 'taken';
             one.at := t;
             IF answered = cardinality(scopes) THEN
@@ -188,6 +165,60 @@ BEGIN
 END
 $$;
 
+-- The same for one that is alone and begins its work at once, probably for a new key: it does not pay
+-- for what serves many.
+CREATE FUNCTION onceward.reserve_one(
+    at bigint, scope text, key text, fingerprint bytea, attempt uuid, path text, recipe integer,
+    lease bigint, max_execution bigint, retention bigint, tombstone bigint, effects text, route text,
+    method text, patience text
+) RETURNS SETOF onceward.found
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET lock_timeout = '100ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(reserve_one.at);
+    lease_until bigint := onceward.plus(t, reserve_one.lease);
+    expires_at bigint := onceward.plus(t, reserve_one.retention);
+    fresh bigint;
+    one onceward.found;
+BEGIN
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
+    INSERT INTO onceward.records AS r (
+        scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects, route,
+        method, path, created_at, started_at, lease_until, max_execution, expires_at, retention,
+        tombstone, void, check_at, reap_at)
+    SELECT reserve_one.scope, reserve_one.key, reserve_one.recipe, reserve_one.fingerprint, 1,
+           'in_progress', reserve_one.attempt, greatest(t, 1), 1, reserve_one.effects,
+           reserve_one.route, reserve_one.method, reserve_one.path, t, t, lease_until,
+           reserve_one.max_execution, expires_at, reserve_one.retention, reserve_one.tombstone,
+           false, lease_until, expires_at
+    -- A row that a transaction is changing would hold it up.
+    WHERE NOT EXISTS (SELECT FROM onceward.records r
+                      WHERE r.scope = reserve_one.scope AND r.key = reserve_one.key)
+    ON CONFLICT (scope, key) DO NOTHING
+    RETURNING r.record_id INTO fresh;
+    IF fresh IS NULL THEN
+        RETURN QUERY SELECT * FROM onceward.reserve(
+            reserve_one.at, ARRAY[reserve_one.scope], ARRAY[reserve_one.key],
+            ARRAY[reserve_one.fingerprint], ARRAY[reserve_one.attempt], ARRAY[reserve_one.path],
+            ARRAY[1], ARRAY[reserve_one.recipe], ARRAY['execute'], ARRAY[reserve_one.lease],
+            ARRAY[reserve_one.max_execution], ARRAY[reserve_one.retention],
+            ARRAY[reserve_one.tombstone], ARRAY[reserve_one.effects], ARRAY[reserve_one.route],
+            ARRAY[reserve_one.method], ARRAY[0::bigint], NULL, patience, false);
+        RETURN;
+    END IF;
+    INSERT INTO onceward.leases (check_at, record_id) VALUES (lease_until, fresh);
+    one.verdict := 'taken';
+    one.at := t;
+    RETURN NEXT one;
+END
+$$;
+
 -- Moves lease ends on, of records that are held by these attempts. A row that is locked is skipped:
 -- its own transaction may be open for long. Returns the attempts whose lease was renewed.
 CREATE FUNCTION onceward.renew(
@@ -196,10 +227,6 @@ CREATE FUNCTION onceward.renew(
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -223,21 +250,16 @@ END
 $$;
 
 -- What an attempt writes to a record that it holds: 'complete', 'release' or 'unknown'. Returns the
--- attempts whose write was applied; the others are looked at one by one. One that is alone, in a
--- transaction that would be lost, may have more patience with whoever has the record locked. A batch
--- has little, and may come again with `skip_locked` and leave out what is locked.
+-- attempts whose write was applied; the others are looked at one by one. A batch has little patience
+-- with whoever has a record locked, and may come again with `skip_locked` and leave out what is locked.
 CREATE FUNCTION onceward.write(
     at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
     reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
-    bodies bytea[], patience text, skip_locked boolean
+    bodies bytea[], skip_locked boolean
 ) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 SET lock_timeout = '100ms'
 AS $$
 #variable_conflict use_column
@@ -245,44 +267,13 @@ DECLARE
     t bigint := onceward.micros(write.at);
     applied uuid[];
     stepped bigint[];
-    one bigint;
-    listed_at bigint;
-    has_steps boolean;
 BEGIN
-    IF patience IS NOT NULL THEN
-        PERFORM set_config('lock_timeout', patience, true);
-    END IF;
     IF skip_locked THEN
         SELECT array_agg(r.key ORDER BY a.position) INTO keys
         FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
         LEFT JOIN LATERAL (SELECT r.key FROM onceward.records r
                            WHERE r.scope = a.scope AND r.key = a.key
                            FOR NO KEY UPDATE SKIP LOCKED) r ON true;
-    END IF;
-    IF cardinality(scopes) = 1 AND kinds[1] = 'complete' THEN
-        -- One that is alone does not pay for what serves many.
-        UPDATE onceward.records AS r SET
-            state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
-            -- Earlier than it is filed only if the clock was set back.
-            reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
-            last_error = reasons[1], reconcile_after = NULL, reply_status = statuses[1]
-        WHERE r.scope = scopes[1] AND r.key = keys[1] AND r.attempt = write.attempts[1]
-          AND r.fence = fences[1] AND r.state = 'in_progress'
-        RETURNING r.record_id, r.check_at,
-                  r.effects = 'phased' OR r.recovery_point IS NOT NULL OR r.queued_until IS NOT NULL
-        INTO one, listed_at, has_steps;
-        IF one IS NULL THEN
-            RETURN;
-        END IF;
-        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
-        VALUES (one, write.headers[1], schema_versions[1], bodies[1]);
-        DELETE FROM onceward.leases l WHERE l.check_at = listed_at AND l.record_id = one;
-        IF has_steps THEN
-            DELETE FROM onceward.requests q WHERE q.record_id = one;
-            DELETE FROM onceward.steps s WHERE s.record_id = one;
-        END IF;
-        RETURN NEXT write.attempts[1];
-        RETURN;
     END IF;
     WITH written AS (
         UPDATE onceward.records AS r SET
@@ -337,15 +328,70 @@ BEGIN
 END
 $$;
 
+-- The attempts whose writes were applied, one after the other, in a row like those of `reserve`: both
+-- can then be one statement.
+CREATE FUNCTION onceward.applied(attempts bytea) RETURNS onceward.found
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    one onceward.found;
+BEGIN
+    one.verdict := 'applied';
+    one.reply_body := attempts;
+    RETURN one;
+END
+$$;
+
+-- The same for one reply that is alone: it does not pay for what serves many. Returns the attempt, or
+-- null.
+CREATE FUNCTION onceward.complete_one(
+    at bigint, scope text, key text, attempt uuid, fence bigint, status smallint, headers bytea,
+    schema_version text, body bytea, patience text
+) RETURNS uuid
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET lock_timeout = '100ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(complete_one.at);
+    held bigint;
+    listed_at bigint;
+    has_steps boolean;
+BEGIN
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
+    UPDATE onceward.records AS r SET
+        state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
+        -- Earlier than it is filed only if the clock was set back.
+        reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
+        last_error = NULL, reconcile_after = NULL, reply_status = complete_one.status
+    WHERE r.scope = complete_one.scope AND r.key = complete_one.key
+      AND r.attempt = complete_one.attempt AND r.fence = complete_one.fence
+      AND r.state = 'in_progress'
+    RETURNING r.record_id, r.check_at,
+              r.effects = 'phased' OR r.recovery_point IS NOT NULL OR r.queued_until IS NOT NULL
+    INTO held, listed_at, has_steps;
+    IF held IS NULL THEN
+        RETURN NULL;
+    END IF;
+    INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+    VALUES (held, complete_one.headers, complete_one.schema_version, complete_one.body);
+    DELETE FROM onceward.leases l WHERE l.check_at = listed_at AND l.record_id = held;
+    IF has_steps THEN
+        DELETE FROM onceward.requests q WHERE q.record_id = held;
+        DELETE FROM onceward.steps s WHERE s.record_id = held;
+    END IF;
+    RETURN complete_one.attempt;
+END
+$$;
+
 -- Records as they are, with the time.
 CREATE FUNCTION onceward.load(at bigint, scopes text[], keys text[]) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -372,10 +418,6 @@ CREATE FUNCTION onceward.settled(at bigint, scopes text[], keys text[]) RETURNS 
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
-SET enable_bitmapscan = off
-SET enable_hashjoin = off
-SET enable_mergejoin = off
-SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -423,6 +465,10 @@ BEGIN
             e.probes) THEN
         RETURN false;
     END IF;
+    IF new.state = 'pending' THEN
+        new.due_at := new.lease_until;
+        new.give_up_at := new.queued_until;
+    END IF;
     IF change.record IS NULL THEN
         DELETE FROM onceward.records WHERE record_id = old.record_id;
     ELSIF old.record_id IS NULL THEN
@@ -431,7 +477,7 @@ BEGIN
             route, method, path, created_at, started_at, lease_until, max_execution, finished_at,
             expires_at, retention, tombstone, last_error, reconcile_after, void, recovery_point,
             open_effect, open_effect_idempotent, reply_status, queued_until, probes, asked_at,
-            absent_at, check_at, reap_at)
+            absent_at, due_at, give_up_at, check_at, reap_at)
         VALUES (
             record_scope, record_key, new.recipe, new.fingerprint, new.generation, new.state,
             new.attempt, new.fence, new.attempts, new.effects, new.route, new.method, new.path,
@@ -439,7 +485,7 @@ BEGIN
             new.expires_at, new.retention, new.tombstone, new.last_error, new.reconcile_after,
             new.void, new.recovery_point, new.open_effect, new.open_effect_idempotent,
             new.reply_status, new.queued_until, new.probes, new.asked_at, new.absent_at,
-            new.lease_until, new.expires_at)
+            new.due_at, new.give_up_at, new.lease_until, new.expires_at)
         ON CONFLICT (scope, key) DO NOTHING
         RETURNING record_id INTO new.record_id;
         IF new.record_id IS NULL THEN
@@ -459,7 +505,7 @@ BEGIN
             recovery_point = new.recovery_point, open_effect = new.open_effect,
             open_effect_idempotent = new.open_effect_idempotent, reply_status = new.reply_status,
             queued_until = new.queued_until, probes = new.probes, asked_at = new.asked_at,
-            absent_at = new.absent_at,
+            absent_at = new.absent_at, due_at = new.due_at, give_up_at = new.give_up_at,
             check_at = new.lease_until,
             reap_at = CASE new.state WHEN 'expired' THEN onceward.plus(new.expires_at, new.tombstone)
                                      ELSE new.expires_at END
@@ -623,6 +669,9 @@ BEGIN
                 lease_until = CASE WHEN due.harmless AND due.queued
                                    THEN onceward.plus(t, onceward.backoff(r.attempts))
                                    ELSE r.lease_until END,
+                due_at = CASE WHEN due.harmless AND due.queued
+                              THEN onceward.plus(t, onceward.backoff(r.attempts)) END,
+                give_up_at = CASE WHEN due.harmless AND due.queued THEN r.queued_until END,
                 finished_at = CASE WHEN due.harmless AND NOT due.queued THEN t
                                    ELSE r.finished_at END,
                 expires_at = CASE WHEN due.harmless AND NOT due.queued

@@ -224,7 +224,8 @@ BEGIN
     ELSIF r.queued_until IS NOT NULL THEN
         UPDATE onceward.records SET
             state = 'pending', last_error = why,
-            lease_until = onceward.plus(t, onceward.backoff(r.attempts))
+            lease_until = onceward.plus(t, onceward.backoff(r.attempts)),
+            due_at = onceward.plus(t, onceward.backoff(r.attempts)), give_up_at = r.queued_until
         WHERE record_id = r.record_id;
     ELSE
         UPDATE onceward.records SET

@@ -102,6 +102,8 @@ async fn reserves_and_writes_share_a_statement_and_are_answered_each_for_itself(
     let log = Postgres::shared().log();
     let both = |line: &&str| line.contains(&home.schema) && line.contains("UNION ALL");
     assert!(log.lines().any(|line| both(&line)), "no statement was shared");
+    let refused = log.lines().find(|line| line.contains("STATEMENT: ") && both(line));
+    assert_eq!(refused, None, "the server did not take it");
     for replay in reserve_all(&home.store, known.iter().map(retry).collect()).await {
         let Reservation::Occupied { record, .. } = replay else { panic!("{replay:?}") };
         assert_eq!(record.state, State::Completed);
@@ -292,7 +294,6 @@ fn guarded_call(schema: &str, from: u32, function: &str) -> String {
             value("'\\x01'::bytea"),
             value("NULL::text"),
             value("'body'::bytea"),
-            "NULL".to_owned(),
             (function == "skipping write").to_string(),
         ]
         .join(", "),
@@ -504,8 +505,8 @@ async fn a_storm_of_replays_of_a_large_reply_is_answered() {
 async fn pending_work_that_is_due_is_found_by_its_index_among_many_records() {
     let home = never_analysed(20_000).await;
     let mut look = home.connection().await;
-    let pend = "UPDATE records SET state = 'pending', queued_until = 9000, lease_until = record_id \
-                WHERE record_id <= 3000; \
+    let pend = "UPDATE records SET state = 'pending', queued_until = 9000, lease_until = record_id, \
+                due_at = record_id, give_up_at = 9000 WHERE record_id <= 3000; \
                 DELETE FROM leases WHERE record_id <= 3000";
     run(&mut look, pend).await;
     let due = format!("SELECT * FROM {}.resumable(2000, false, 16, 0)", home.schema);

@@ -27,6 +27,11 @@ enum Bug {
 const NO_FENCE: Bug = Bug::In("write", &[(" AND r.fence = a.fence", "")]);
 const NO_ATTEMPT: Bug = Bug::In("write", &[(" AND r.attempt = a.attempt", "")]);
 const NO_STATE: Bug = Bug::In("write", &[("AND r.state = 'in_progress'", "")]);
+const COMPLETES_WITHOUT_FENCE: Bug =
+    Bug::In("complete_one", &[(" AND r.fence = complete_one.fence", "")]);
+const COMPLETES_WITHOUT_ATTEMPT: Bug =
+    Bug::In("complete_one", &[("AND r.attempt = complete_one.attempt ", "")]);
+const COMPLETES_ANY_STATE: Bug = Bug::In("complete_one", &[("AND r.state = 'in_progress'", "")]);
 const RENEWS_WITHOUT_FENCE: Bug = Bug::In("renew", &[("AND r.fence = a.fence", "")]);
 const OVERWRITES: Bug = Bug::In(
     "change",
@@ -85,7 +90,7 @@ async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
             )
             .await;
             let on_conflict = &[("ON CONFLICT (scope, key) DO NOTHING", "")];
-            change(&mut connection, &schema, "reserve", on_conflict).await;
+            change(&mut connection, &schema, "reserve_one", on_conflict).await;
             change(&mut connection, &schema, "change", on_conflict).await;
         }
     }
@@ -140,6 +145,17 @@ fn a_write_that_does_not_look_at_the_attempt_is_found() {
 #[test]
 fn a_write_that_does_not_look_at_the_state_is_found() {
     found_by(NO_STATE, suite::writing::a_late_release_by_the_unknown_attempt_is_refused);
+}
+
+#[test]
+fn a_single_reply_that_does_not_look_at_fence_attempt_or_state_is_found() {
+    for bug in [COMPLETES_WITHOUT_FENCE, COMPLETES_WITHOUT_ATTEMPT] {
+        found_by(bug, suite::writing::a_write_needs_its_attempt_and_its_fence);
+    }
+    found_by(
+        COMPLETES_ANY_STATE,
+        suite::writing::a_late_complete_by_the_unknown_attempt_is_accepted_and_audited,
+    );
 }
 
 #[test]

@@ -7,9 +7,9 @@ use super::{
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     lane::Element,
     link::{Call, Caller as _, Link, Lost, call},
-    reserve::{Reserve, asks, bind_reserves},
+    reserve::{Reserve, asks, bind_reserves, take_seconds},
     row::FoundRow,
-    write::{GuardedWrite, Writes, attempts, bind_guarded},
+    write::{GuardedWrite, Writes, attempts_in_one, bind_guarded},
 };
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -45,8 +45,6 @@ impl Element for Work {
                 Work::Write(write) => writes.push(write),
             }
         }
-        // In one order everywhere, so that batches cannot wait for each other in a circle.
-        reserves.sort_unstable_by(|a, b| a.ask.id.cmp(&b.ask.id));
         let writes = Writes::of(writes);
         if reserves.is_empty() || writes.endings.is_empty() {
             writes.send_all(link).await;
@@ -59,7 +57,8 @@ impl Element for Work {
 
 /// One call and one commit for both. What is in the way of one kind must not hold up the other: then
 /// each goes by itself.
-async fn send_together(reserves: Vec<Reserve>, writes: Writes, link: &mut Link) {
+async fn send_together(mut reserves: Vec<Reserve>, writes: Writes, link: &mut Link) {
+    let seconds = take_seconds(&mut reserves);
     let mut lost = false;
     let sent = send(link, &mut lost, |link| {
         let both = bind_reserves(call(&link.statements().both), link, &asks(&reserves), None);
@@ -70,21 +69,25 @@ async fn send_together(reserves: Vec<Reserve>, writes: Writes, link: &mut Link) 
         Sent::Answered(rows) => {
             let (applied, found): (Vec<PgRow>, Vec<PgRow>) =
                 rows.into_iter().partition(|row| FoundRow(row).verdict() == "applied");
-            GuardedWrite::answer_all(writes.endings, &attempts(&applied), lost, link).await;
+            GuardedWrite::answer_all(writes.endings, &attempts_in_one(&applied), lost, link).await;
             let rest = Reserve::answer_all(reserves, &found, lost, link).await;
             Reserve::send_all(rest, lost, link).await;
+            Reserve::send_all(seconds, false, link).await;
         }
         Sent::Locked => {
             GuardedWrite::send_unlocked(writes.endings, lost, link).await;
             Reserve::send_all(reserves, lost, link).await;
+            Reserve::send_all(seconds, false, link).await;
         }
         Sent::Refused => {
             GuardedWrite::send_all(writes.endings, lost, link).await;
             Reserve::send_all(reserves, lost, link).await;
+            Reserve::send_all(seconds, false, link).await;
         }
         Sent::Failed(error) => {
             GuardedWrite::fail_all(writes.endings, &error);
             Reserve::fail_all(reserves, &error);
+            Reserve::fail_all(seconds, &error);
         }
     }
     Writes { endings: Vec::new(), ..writes }.send_all(link).await;

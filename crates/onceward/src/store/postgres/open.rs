@@ -94,9 +94,11 @@ pub enum PgConnectError {
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) reserve: Arc<str>,
+    pub(super) reserve_one: Arc<str>,
     pub(super) reserve_within: Arc<str>,
     pub(super) renew: Arc<str>,
     pub(super) write: Arc<str>,
+    pub(super) complete_one: Arc<str>,
     pub(super) both: Arc<str>,
     pub(super) load: Arc<str>,
     pub(super) change: Arc<str>,
@@ -142,23 +144,28 @@ impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
         let reserve = format!("onceward.reserve({})", parameters(1, 20));
-        let write = format!("onceward.write({}) AS w (attempt)", parameters(1, 13));
+        let reserve_one = format!("onceward.reserve_one({})", parameters(1, 15));
+        let write = format!("onceward.write({}) AS w (attempt)", parameters(1, 12));
         Statements {
             reserve: named(&format!("SELECT * FROM {reserve}")),
+            reserve_one: named(&format!("SELECT * FROM {reserve_one}")),
             reserve_within: named(&format!(
                 "SELECT *, (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
-                 FROM {reserve}"
+                 FROM {reserve_one}"
             )),
             renew: named(
                 "SELECT r.attempt FROM onceward.renew($1, $2, $3, $4, $5, $6) AS r (attempt)",
             ),
             write: named(&format!("SELECT w.attempt FROM {write}")),
+            complete_one: named(&format!(
+                "SELECT onceward.complete_one({}) AS attempt",
+                parameters(1, 10)
+            )),
             both: named(&format!(
-                "SELECT * FROM {reserve} UNION ALL SELECT NULL, 'applied', NULL, NULL, NULL, NULL, \
-                 NULL, NULL, NULL, NULL, w.attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-                 NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, \
-                 NULL, NULL, NULL FROM onceward.write({}) AS w (attempt)",
-                parameters(20, 32)
+                "SELECT * FROM {reserve} UNION ALL SELECT f.* FROM ( \
+                 SELECT string_agg(uuid_send(w.attempt), '') AS attempts \
+                 FROM onceward.write({}) AS w (attempt)) w, onceward.applied(w.attempts) AS f",
+                parameters(21, 32)
             )),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     clock::Timestamp,
-    record::{AttemptId, Fence, Lease, Record},
+    record::{AttemptId, Fence, Lease, Record, RecordId},
     store::{Ask, Found, Mode, Reservation, StoreError, request::encode_request},
 };
 
@@ -34,21 +34,32 @@ impl Reserve {
     /// Sends them until each is answered, or is for somebody who looks closer. `lost` says that they
     /// were sent before, and no answer came.
     pub(super) async fn send_all(mut batch: Vec<Self>, mut lost: bool, link: &mut Link) {
+        let mut seconds = take_seconds(&mut batch);
         for _ in 0..ROUNDS_MAX {
+            if batch.is_empty() {
+                // The records that they are for are there now.
+                batch = std::mem::take(&mut seconds);
+            }
             if batch.is_empty() {
                 return;
             }
-            let sent = send(link, &mut lost, |link| {
-                bind_reserves(call(&link.statements().reserve), link, &asks(&batch), None)
+            let sent = send(link, &mut lost, |link| match &batch[..] {
+                [one] if link.mostly_new && is_plain(&one.ask) => {
+                    bind_reserve(call(&link.statements().reserve_one), link, &one.ask, None)
+                }
+                _ => bind_reserves(call(&link.statements().reserve), link, &asks(&batch), None),
             })
             .await;
             batch = match sent {
                 Sent::Answered(rows) => Self::answer_all(batch, &rows, lost, link).await,
                 Sent::Locked | Sent::Refused => break,
-                Sent::Failed(error) => return Self::fail_all(batch, &error),
+                Sent::Failed(error) => {
+                    Self::fail_all(batch, &error);
+                    return Self::fail_all(seconds, &error);
+                }
             };
         }
-        for element in batch {
+        for element in batch.into_iter().chain(seconds) {
             element.look_closer(None, lost, link).await;
         }
     }
@@ -58,6 +69,20 @@ impl Reserve {
             let _ = element.sender.send(Err(for_each(error)));
         }
     }
+}
+
+/// Takes those out that are for the same record as another: a record that is not there can be made only
+/// once in a call. What stays is in the order of records.
+pub(super) fn take_seconds(batch: &mut Vec<Reserve>) -> Vec<Reserve> {
+    // In one order everywhere, so that batches cannot wait for each other in a circle.
+    batch.sort_by(|a, b| a.ask.id.cmp(&b.ask.id));
+    let mut last: Option<RecordId> = None;
+    let is_second = |element: &mut Reserve| {
+        let is_second = last.as_ref() == Some(&element.ask.id);
+        last = Some(element.ask.id.clone());
+        is_second
+    };
+    batch.extract_if(.., is_second).collect()
 }
 
 pub(super) fn asks(batch: &[Reserve]) -> Vec<&Ask> {
@@ -170,6 +195,35 @@ impl Reserve {
         let Reserve { ask, sender } = self;
         link.look_closer(Look::Reserve { ask, seen, may_have_happened, sender }).await;
     }
+}
+
+/// Whether it begins its work at once, and leaves no request.
+pub(super) fn is_plain(ask: &Ask) -> bool {
+    ask.mode == Mode::Execute && ask.request.is_none()
+}
+
+/// One that is alone and plain. `patience` is how long it waits for transactions that are on their way.
+pub(super) fn bind_reserve(
+    call: Call<'static>,
+    link: &impl Caller,
+    ask: &Ask,
+    patience: Option<&'static str>,
+) -> Call<'static> {
+    call.bind(link.now())
+        .bind(ask.id.scope.as_str().to_owned())
+        .bind(ask.id.key.as_str().to_owned())
+        .bind(ask.fingerprint.digest().to_vec())
+        .bind(uuid(ask.attempt))
+        .bind(ask.path.to_string())
+        .bind(i32::from(ask.fingerprint.recipe()))
+        .bind(micros(ask.lease))
+        .bind(micros(ask.max_execution))
+        .bind(micros(ask.retention))
+        .bind(micros(ask.tombstone))
+        .bind(ask.effects.name())
+        .bind(ask.route.to_string())
+        .bind(ask.method.to_string())
+        .bind(patience)
 }
 
 /// `patience` is for one that is alone: how long it waits for transactions that are on their way.

@@ -12,17 +12,17 @@ use super::{
     look::{self, StepFailed},
     open::Statements,
     outbox::{bind_stage, read_staged},
-    reserve::{Answer, bind_reserves, read_answer},
+    reserve::{Answer, bind_reserve, read_answer},
     row::{FoundRow, damaged},
     steps::{Verdict, bind_step, read_verdict},
-    write::{Locked, bind_writes},
+    write::{attempts, bind_complete},
 };
 use crate::{
     outbox::{Message, Staged},
     phase::Misuse,
     record::Lease,
     reply::Reply,
-    store::{Advance, Advanced, Ask, Database, Reservation, Write, Written},
+    store::{Advance, Advanced, Ask, Database, Reservation, Written},
     transaction::sealed::{Begin, Connection, NotWritten},
 };
 
@@ -113,7 +113,7 @@ impl Connection for PgConnection {
     ) -> Result<Reservation, NotWritten> {
         let mut within = Within::new(self, database)?;
         let statement = call(&within.statements().reserve_within);
-        let reserve = bind_reserves(statement, &within, &[ask], Some(PATIENCE));
+        let reserve = bind_reserve(statement, &within, ask, Some(PATIENCE));
         let rows = within.fetch(reserve).await.map_err(not_written)?;
         // Another database may have a store too, in which the same key would be free.
         if let Some(row) = rows.first()
@@ -137,12 +137,9 @@ impl Connection for PgConnection {
         reply: Reply,
     ) -> Result<Written, NotWritten> {
         let mut within = Within::new(self, database)?;
-        let statement = call(&within.statements().write);
-        let complete = Write::Complete(reply.clone());
-        let write =
-            bind_writes(statement, &within, &[(lease, &complete)], Locked::WaitedFor(PATIENCE));
-        let rows = within.fetch(write).await.map_err(not_written)?;
-        if !rows.is_empty() {
+        let complete = bind_complete(&within, lease, &reply, Some(PATIENCE));
+        let rows = within.fetch(complete).await.map_err(not_written)?;
+        if attempts(&rows).contains(&lease.attempt) {
             return Ok(Written::Applied);
         }
         look::complete_in(&mut within, lease, &reply).await.map_err(step_failed)

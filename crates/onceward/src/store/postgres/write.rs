@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     record::{AttemptId, Lease, RecordId},
+    reply::Reply,
     store::{StoreError, Write, Written},
 };
 
@@ -75,6 +76,15 @@ pub(super) fn attempts(rows: &[PgRow]) -> HashSet<AttemptId> {
     rows.iter().filter_map(attempt).map(AttemptId::from_bytes).collect()
 }
 
+/// The same where they stand in one row, one after the other.
+pub(super) fn attempts_in_one(rows: &[PgRow]) -> HashSet<AttemptId> {
+    use sqlx::Row as _;
+    let all = |row| PgRow::try_get::<&[u8], _>(row, "reply_body").unwrap_or_default();
+    let (chunks, _): (Vec<&[[u8; 16]]>, Vec<_>) =
+        rows.iter().map(all).map(<[u8]>::as_chunks).unzip();
+    chunks.into_iter().flatten().copied().map(AttemptId::from_bytes).collect()
+}
+
 impl GuardedWrite {
     pub(super) fn bytes(&self) -> usize {
         let reply = match &self.write {
@@ -89,8 +99,11 @@ impl GuardedWrite {
         if batch.is_empty() {
             return;
         }
-        let sent = send(link, &mut lost, |link| {
-            bind_guarded(call(&link.statements().write), link, &batch)
+        let sent = send(link, &mut lost, |link| match &batch[..] {
+            [GuardedWrite { lease, write: Write::Complete(reply), .. }] => {
+                bind_complete(link, lease, reply, None)
+            }
+            _ => bind_guarded(call(&link.statements().write), link, &batch),
         });
         match sent.await {
             Sent::Locked => Self::send_unlocked(batch, lost, link).await,
@@ -196,8 +209,27 @@ pub(super) enum Locked {
     InTheWay,
     /// It is left out.
     Skipped,
-    /// It is waited for as long as this.
-    WaitedFor(&'static str),
+}
+
+/// One reply that is alone. `patience` is how long it waits for whoever has the record locked.
+pub(super) fn bind_complete(
+    link: &impl Caller,
+    lease: &Lease,
+    reply: &Reply,
+    patience: Option<&'static str>,
+) -> Call<'static> {
+    let (status, headers, schema_version, body) = reply_parts(reply);
+    call(&link.statements().complete_one)
+        .bind(link.now())
+        .bind(lease.id.scope.as_str().to_owned())
+        .bind(lease.id.key.as_str().to_owned())
+        .bind(uuid(lease.attempt))
+        .bind(lease.fence.number())
+        .bind(status)
+        .bind(headers)
+        .bind(schema_version.map(str::to_owned))
+        .bind(body.map(<[u8]>::to_vec))
+        .bind(patience)
 }
 
 pub(super) fn bind_writes(
@@ -206,10 +238,6 @@ pub(super) fn bind_writes(
     batch: &[Guarded<'_>],
     locked: Locked,
 ) -> Call<'static> {
-    let patience = match locked {
-        Locked::WaitedFor(patience) => Some(patience),
-        Locked::InTheWay | Locked::Skipped => None,
-    };
     let replies = column(batch, |(_, write)| match write {
         Write::Complete(reply) => Some(reply_parts(reply)),
         _ => None,
@@ -232,6 +260,5 @@ pub(super) fn bind_writes(
         .bind(headers)
         .bind(schemas)
         .bind(bodies)
-        .bind(patience)
         .bind(matches!(locked, Locked::Skipped))
 }
