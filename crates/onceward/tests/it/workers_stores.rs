@@ -145,8 +145,8 @@ async fn one_statement_of_a_worker_looks_at_no_more_rows_than_it_may() {
 async fn overdue_work_is_found_by_its_index_on_a_table_that_was_never_analysed() {
     let home = never_analysed(20_000).await;
     let mut look = home.connection().await;
-    let pend = "UPDATE records SET state = 'pending', queued_until = record_id, lease_until = 0 \
-                WHERE record_id <= 3000; \
+    let pend = "UPDATE records SET state = 'pending', queued_until = record_id, lease_until = 0, \
+                due_at = 0, give_up_at = record_id WHERE record_id <= 3000; \
                 DELETE FROM leases WHERE record_id <= 3000";
     run(&mut look, pend).await;
     let list = |states: &str| {
