@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::Uri;
-use onceward::{Canary, KeyRules, Profile, ScopeRule};
+use onceward::{Canary, Effects, KeyRules, Profile, ScopeRule};
 
 use crate::{cli::ServeArgs, gateway::Cors};
 
@@ -56,6 +56,10 @@ pub(crate) struct Config {
     pub(crate) admin: SocketAddr,
     pub(crate) admin_settings: AdminSettings,
     pub(crate) store: StoreUrl,
+    /// It is known that the store may lose what it has acknowledged.
+    pub(crate) best_effort: bool,
+    /// The URL of what answers replays in front of the store.
+    pub(crate) cache: Option<CacheUrl>,
     pub(crate) canary: CanarySettings,
     pub(crate) scope: ScopeRule,
     pub(crate) tokens: TokenRules,
@@ -101,6 +105,8 @@ pub(crate) enum StoreUrl {
     File(PathBuf),
     /// In a PostgreSQL database.
     Postgres(String),
+    /// In a Redis or Valkey server, or a Cluster of them.
+    Redis(String),
 }
 
 impl fmt::Debug for StoreUrl {
@@ -110,7 +116,19 @@ impl fmt::Debug for StoreUrl {
             StoreUrl::Memory => f.write_str("memory:"),
             StoreUrl::File(path) => write!(f, "file:{}", path.display()),
             StoreUrl::Postgres(_) => f.write_str("postgres://"),
+            StoreUrl::Redis(_) => f.write_str("redis://"),
         }
+    }
+}
+
+/// Where replies are kept in front of the store.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct CacheUrl(pub(crate) String);
+
+impl fmt::Debug for CacheUrl {
+    /// Without what may hold a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("redis://")
     }
 }
 
@@ -176,6 +194,8 @@ impl Config {
             admin,
             admin_settings: admin::resolve(&file.admin)?,
             store,
+            best_effort: best_effort(&file.store)?,
+            cache: cache(&file.store)?,
             canary: canary(&file.store)?,
             scope: scope::resolve(args.scope.as_deref(), &file.scope, &proxies, listen)?,
             tokens: TokenRules::of(&file.scope),
@@ -201,6 +221,12 @@ impl Config {
             "the store memory: forgets everything when the process ends, so that it only serves a \
              loopback address; use --store file:PATH, or listen on 127.0.0.1"
         );
+        self.check_durability()?;
+        ensure!(
+            self.cache.is_none() || !matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_)),
+            "store.cache is for a store that is slower than the cache; {:?} is not",
+            self.store
+        );
         let shows_keys =
             |route: &&Arc<Route>| route.probe.as_ref().is_some_and(|probe| probe.url.uses("key"));
         if let (Some(route), Some(_)) =
@@ -213,9 +239,10 @@ impl Config {
             );
         }
         ensure!(
-            self.store != StoreUrl::Memory || self.sinks.is_empty(),
-            "the store memory: has no outbox, so that there is nothing to deliver to a [[sink]]; use \
-             another store"
+            !matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_)) || self.sinks.is_empty(),
+            "the store {:?} has no outbox, so that there is nothing to deliver to a [[sink]]; use \
+             another store",
+            self.store
         );
         ensure!(
             self.store != StoreUrl::Memory || self.workers.role == Role::All,
@@ -228,6 +255,29 @@ impl Config {
              admin.tokens, or use a loopback address such as 127.0.0.1:8081",
             self.admin
         );
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Work that must not be done twice belongs into a store that does not forget.
+    fn check_durability(&self) -> Result<()> {
+        if !matches!(self.store, StoreUrl::Redis(_)) || self.best_effort {
+            return Ok(());
+        }
+        let is_external = |route: &&Arc<Route>| {
+            let effects = route.policy.rules().effects;
+            matches!(route.key, KeyUse::Required | KeyUse::Optional)
+                && matches!(effects, Effects::External | Effects::Undeclared)
+        };
+        if let Some(route) = self.routes.all().find(is_external) {
+            bail!(
+                "a Redis store can lose what it has acknowledged, and `{}` may do something outside that \
+                 would then be done twice; use another store, or say that this is understood: \
+                 durability = \"best-effort\" in [store]",
+                route.name()
+            );
+        }
         Ok(())
     }
 }
@@ -298,13 +348,35 @@ pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<Store
         Some(("file", path)) if !path.is_empty() => {
             Ok(StoreUrl::File(path.strip_prefix("//").unwrap_or(path).into()))
         }
-        Some((scheme @ ("mysql" | "redis" | "dynamodb"), _)) => {
+        Some(("redis" | "rediss" | "redis+cluster" | "rediss+cluster", rest))
+            if rest.starts_with("//") =>
+        {
+            Ok(StoreUrl::Redis(url.to_owned()))
+        }
+        Some((scheme @ ("mysql" | "dynamodb"), _)) => {
             bail!(
-                "a {scheme} store is not known to this version; use postgres://, file: or memory:"
+                "a {scheme} store is not known to this version; use postgres://, file:, redis:// or \
+                 memory:"
             )
         }
         // The text is not repeated: store addresses hold passwords.
-        _ => bail!("the store is neither postgres://, file:PATH nor memory:"),
+        _ => bail!("the store is neither postgres://, file:PATH, redis:// nor memory:"),
+    }
+}
+
+fn best_effort(file: &file::Store) -> Result<bool> {
+    let known = [("durable", false), ("best-effort", true)];
+    let durability = file.durability.as_ref();
+    let declared =
+        durability.map(|text| one_of("store.durability", text.as_str(), &known)).transpose();
+    Ok(declared?.unwrap_or(false))
+}
+
+fn cache(file: &file::Store) -> Result<Option<CacheUrl>> {
+    let Some(url) = &file.cache else { return Ok(None) };
+    match store_url(Some(url.as_str()), None) {
+        Ok(StoreUrl::Redis(url)) => Ok(Some(CacheUrl(url))),
+        _ => bail!("store.cache is not redis://, rediss://, redis+cluster:// or rediss+cluster://"),
     }
 }
 

@@ -89,7 +89,8 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) async fn start(config: &Config, metrics: PrometheusHandle) -> Result<Running> {
-        let store = OpenStore::open(&config.store, config.privacy.ring.as_ref()).await?;
+        let (cache, ring) = (config.cache.as_ref(), config.privacy.ring.as_ref());
+        let store = OpenStore::open(&config.store, cache, ring).await?;
         let routes = config.routes.protected()?;
         let canary = Arc::new(canary(&store.store, &config.canary)?);
         let settings = settings(config, &canary);
@@ -159,6 +160,7 @@ impl Running {
             ("gateway.listen", config.listen != self.config.listen),
             ("gateway.admin", config.admin != self.config.admin),
             ("store.url", config.store != self.config.store),
+            ("store.cache", config.cache != self.config.cache),
             ("store.canary_file or store.canary_limit", config.canary != self.config.canary),
             ("scope.from", config.scope.name() != self.config.scope.name()),
             ("[tls]", config.tls != self.config.tls),

@@ -4,11 +4,11 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore,
-    Store,
+    CachedStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, RedisOptions, RedisStore, SealedStore,
+    SqliteOptions, SqliteStore, Store,
 };
 
-use crate::config::StoreUrl;
+use crate::config::{CacheUrl, StoreUrl};
 
 /// An open store.
 pub(crate) struct OpenStore {
@@ -23,15 +23,29 @@ enum Kind {
     Memory,
     File(Arc<SqliteStore>),
     Postgres(Arc<PgStore>),
+    /// Nothing: its connections end with it.
+    Redis,
 }
 
 impl OpenStore {
-    /// Opens what the URL names. With a ring, what is kept in it is sealed.
-    pub(crate) async fn open(url: &StoreUrl, ring: Option<&KeyRing>) -> Result<OpenStore> {
+    /// Opens what the URL names. With a ring, what is kept in it and in the cache is sealed.
+    pub(crate) async fn open(
+        url: &StoreUrl,
+        cache: Option<&CacheUrl>,
+        ring: Option<&KeyRing>,
+    ) -> Result<OpenStore> {
         let open = match url {
             StoreUrl::Memory => Self::of(Arc::new(MemoryStore::new()), Kind::Memory),
             StoreUrl::File(path) => Self::open_file(path).await?,
             StoreUrl::Postgres(url) => Self::connect(url).await?,
+            StoreUrl::Redis(url) => Self::connect_redis(url).await?,
+        };
+        let open = match cache {
+            Some(CacheUrl(url)) => {
+                let cached = CachedStore::new(open.store, url).await.context("store.cache")?;
+                OpenStore { store: Arc::new(cached), ..open }
+            }
+            None => open,
         };
         Ok(match ring {
             Some(ring) => {
@@ -49,7 +63,7 @@ impl OpenStore {
     /// Its outbox, if it has one. Where the rest is sealed, messages are not.
     pub(crate) fn outbox(&self) -> Option<Arc<dyn OutboxStore>> {
         match &self.kind {
-            Kind::Memory => None,
+            Kind::Memory | Kind::Redis => None,
             Kind::File(file) => Some(Arc::clone(file) as _),
             Kind::Postgres(store) => Some(Arc::clone(store) as _),
         }
@@ -75,10 +89,16 @@ impl OpenStore {
         Ok(Self::of(Arc::clone(&store) as Arc<dyn Store>, Kind::Postgres(store)))
     }
 
+    /// Whether that is enough was asked when the configuration was read.
+    async fn connect_redis(url: &str) -> Result<OpenStore> {
+        let store = RedisStore::connect(RedisOptions::best_effort(url)).await;
+        Ok(Self::of(Arc::new(store.context("the Redis store")?), Kind::Redis))
+    }
+
     /// Leaves the store in a clean state. Nothing may be using it any more.
     pub(crate) async fn close(self) {
         match self.kind {
-            Kind::Memory => {}
+            Kind::Memory | Kind::Redis => {}
             Kind::File(file) => file.close().await,
             Kind::Postgres(store) => store.close().await,
         }

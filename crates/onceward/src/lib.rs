@@ -53,6 +53,8 @@ pub use store::{KeyRing, RingKey, SealedStore};
 pub use store::{MemoryStore, Store};
 #[cfg(feature = "postgres")]
 pub use store::{PgOptions, PgStore};
+#[cfg(feature = "redis")]
+pub use store::{CachedStore, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]

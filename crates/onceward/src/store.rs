@@ -23,13 +23,20 @@ use crate::{
 mod canary;
 mod error;
 pub mod list;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "encryption"))]
+#[cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "redis",
+    feature = "encryption"
+))]
 mod headers;
 pub(crate) mod mark;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(any(feature = "postgres", feature = "encryption"))]
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "encryption"))]
 mod request;
 mod scope_key;
 #[cfg(feature = "encryption")]
@@ -43,6 +50,8 @@ use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
+#[cfg(feature = "redis")]
+pub use redis::{CachedStore, RedisConnectError, RedisOptions, RedisStore};
 pub use scope_key::{SCOPE_WIDE, ScopeKey};
 #[cfg(feature = "encryption")]
 pub use sealed::{KeyRing, KeyRingError, RingKey, SealedDatabase, SealedStore};

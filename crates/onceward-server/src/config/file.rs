@@ -88,9 +88,15 @@ pub(crate) struct Gateway {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Store {
-    /// `file:PATH`, `postgres://...`, or `memory:` for trying things out. `file:./onceward.db` by
-    /// default.
+    /// `file:PATH`, `postgres://...`, `redis://...` (`rediss://` with TLS, `redis+cluster://` for a
+    /// Cluster), or `memory:` for trying things out. `file:./onceward.db` by default.
     pub(crate) url: Option<Text>,
+    /// `durable`, the default, or `best-effort`: it is understood that a Redis store can lose what it
+    /// has acknowledged. Without that it takes no routes whose effects are external or undeclared.
+    pub(crate) durability: Option<Text>,
+    /// A Redis or Valkey server, `redis://...`, that answers replays so that the store need not. It
+    /// decides nothing. None by default.
+    pub(crate) cache: Option<Text>,
     /// A file in which this process remembers what the store acknowledged, so that a store that has
     /// lost data is found out also after a restart. Not where the store is. None by default.
     pub(crate) canary_file: Option<Text>,

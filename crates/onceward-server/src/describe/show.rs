@@ -43,6 +43,8 @@ fn sections(config: &Config) -> Vec<(&'static str, Settings)> {
             "store",
             vec![
                 ("url", json!(store_url(&config.store))),
+                ("durability", json!(if config.best_effort { "best-effort" } else { "durable" })),
+                ("cache", json!(config.cache.as_ref().map(|cache| without_password(&cache.0)))),
                 ("canary_file", json!(config.canary.file)),
                 ("canary_limit", json!(duration(config.canary.limit))),
             ],
@@ -373,7 +375,13 @@ pub(super) fn duration(duration: Duration) -> String {
 
 /// Without its password.
 fn store_url(url: &StoreUrl) -> String {
-    let StoreUrl::Postgres(url) = url else { return format!("{url:?}") };
+    match url {
+        StoreUrl::Postgres(url) | StoreUrl::Redis(url) => without_password(url),
+        StoreUrl::Memory | StoreUrl::File(_) => format!("{url:?}"),
+    }
+}
+
+fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", url));
     let (address, query) = match rest.split_once('?') {
         Some((address, query)) => (address, Some(query)),
@@ -409,6 +417,8 @@ mod tests {
         ] {
             assert_eq!(store_url(&StoreUrl::Postgres(url.to_owned())), shown);
         }
+        let redis = StoreUrl::Redis("redis+cluster://:secret@a:1,b:2".to_owned());
+        assert_eq!(store_url(&redis), "redis+cluster://:***@a:1,b:2");
         assert_eq!(store_url(&StoreUrl::File("./x.db".into())), "file:./x.db");
     }
 

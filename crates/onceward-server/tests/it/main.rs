@@ -28,6 +28,7 @@ mod raw; // bytes that mean two things
 mod readme; // its commands
 mod relay; // messages of the outbox, delivered by the gateway
 mod reloading; // SIGHUP
+mod redis;
 mod refusing; // what does not start
 mod reconciling; // unknown outcomes, asked about
 mod routes; // rules that differ from route to route

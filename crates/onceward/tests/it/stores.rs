@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use onceward::{
-    KeyRing, MemoryStore, PgOptions, PgStore, RingKey, SealedStore, SqliteOptions, SqliteStore,
-    Store, clock::ManualClock, store_suite, testing::Fresh,
+    KeyRing, MemoryStore, PgOptions, PgStore, RedisOptions, RedisStore, RingKey, SealedStore,
+    SqliteOptions, SqliteStore, Store, clock::ManualClock, store_suite, testing::Fresh,
 };
-use onceward_testbed::Postgres;
+use onceward_testbed::{Postgres, Redis, RedisCluster};
 
 mod memory_limits;
 mod memory_poisoned;
@@ -14,6 +14,8 @@ mod memory_poisoned;
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
 store_suite!(file, file_store);
 store_suite!(postgres, postgres_store);
+store_suite!(redis, redis_store);
+store_suite!(redis_cluster, redis_cluster_store);
 store_suite!(sealed_memory, |clock| async {
     sealed(Arc::new(MemoryStore::with_clock(Arc::new(clock))))
 });
@@ -45,4 +47,19 @@ async fn postgres_store(clock: ManualClock) -> PgStore {
     let url = Postgres::shared().url("postgres");
     let options = PgOptions::new(url).schema(schema).clock(Arc::new(clock));
     PgStore::connect(options).await.expect("a store")
+}
+
+/// Under a prefix of its own. With few buckets, so that they are shared.
+async fn redis_store(clock: ManualClock) -> RedisStore {
+    redis_store_at(Redis::shared().url(), clock).await
+}
+
+async fn redis_cluster_store(clock: ManualClock) -> RedisStore {
+    redis_store_at(RedisCluster::shared().url(), clock).await
+}
+
+async fn redis_store_at(url: String, clock: ManualClock) -> RedisStore {
+    let prefix = format!("suite_{:016x}", rand::random::<u64>());
+    let options = RedisOptions::best_effort(url).prefix(prefix).buckets(6).clock(Arc::new(clock));
+    RedisStore::connect(options).await.expect("a store")
 }

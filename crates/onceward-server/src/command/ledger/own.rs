@@ -25,7 +25,7 @@ pub(super) struct OwnArgs {
     /// The configuration of the gateway, which says where the store is and how it is sealed.
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     config: Option<PathBuf>,
-    /// The store, if there is no configuration: file:PATH or postgres://...
+    /// The store, if there is no configuration: file:PATH, postgres://... or redis://...
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Only records of which this holds, as in `keys list`; such as route='POST /v1/charges'.
@@ -104,7 +104,7 @@ impl OwnArgs {
             StoreUrl::File(path) => {
                 ensure!(path.exists(), "there is no store at {}", path.display());
             }
-            StoreUrl::Postgres(_) => {}
+            StoreUrl::Postgres(_) | StoreUrl::Redis(_) => {}
         }
         let slack = duration::parse(slack).context("--slack")?;
         let reading = Reading {
@@ -144,7 +144,7 @@ impl Side {
         &self,
         each: impl FnMut(Entry, Timestamp) -> Result<()>,
     ) -> Result<()> {
-        let open = OpenStore::open(&self.url, self.ring.as_ref()).await?;
+        let open = OpenStore::open(&self.url, None, self.ring.as_ref()).await?;
         let outbox = open.outbox();
         let read = self.reading.read(&*open.store, outbox.as_deref(), each).await;
         drop(outbox);

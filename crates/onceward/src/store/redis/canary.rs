@@ -1,0 +1,226 @@
+//! Beats of this process. In a Cluster every bucket has its own, since each master loses for itself.
+
+use futures_util::{StreamExt as _, stream};
+use tracing::warn;
+
+use super::{
+    RedisConnectError, RedisStore,
+    address::member,
+    error::{unavailable, unreadable},
+    row::{audit_args, micros, number},
+    script::Script,
+    workers::AT_ONCE,
+};
+use crate::{
+    clock::Timestamp,
+    machine,
+    record::AuditRecord,
+    store::{Beat, Beaten, Pulse, Regression, StoreError},
+};
+
+/// How often a beat is tried that others of the same node are in the way of.
+const TRIES_MAX: u32 = 20;
+
+/// What is known of a node before it beats, in one bucket.
+struct Felt {
+    now: Timestamp,
+    /// Its last beat, as it is kept.
+    kept: String,
+    last: Option<Beaten>,
+    /// What was acknowledged to this process is not there.
+    lost: bool,
+    /// The loss that is known, as it is kept.
+    kept_loss: String,
+    absent: u64,
+}
+
+impl RedisStore {
+    pub(super) async fn beat_once(&self, beat: Beat) -> Result<Pulse, StoreError> {
+        for _ in 0..TRIES_MAX {
+            if let Some(pulse) = self.try_to_beat(beat).await? {
+                return Ok(pulse);
+            }
+        }
+        Err(unavailable("others beat for the same node"))
+    }
+
+    /// First what every bucket says, then what was lost in any of them, at home; then the beat.
+    async fn try_to_beat(&self, beat: Beat) -> Result<Option<Pulse>, StoreError> {
+        self.keep_layout().await?;
+        let buckets: Vec<u16> = match self.client.cluster {
+            true => self.buckets().collect(),
+            false => vec![self.client.home()],
+        };
+        let feel = |bucket| async move {
+            Ok::<_, StoreError>((bucket, self.feel(bucket, beat).await?))
+        };
+        let mut felt: Vec<(u16, Felt)> = Vec::new();
+        let mut asked = stream::iter(buckets).map(feel).buffer_unordered(AT_ONCE);
+        while let Some(one) = asked.next().await {
+            felt.push(one?);
+        }
+        drop(asked);
+        let home = self.client.home();
+        let at_home = felt.iter().position(|(bucket, _)| *bucket == home).ok_or_else(unreadable)?;
+        let (_, at_home) = felt.swap_remove(at_home);
+        // A bucket that has less than was acknowledged counts as if home had: what is left of it says
+        // from when on.
+        let is_behind = |felt: &Felt| felt.last.map_or(0, |last| last.count) < beat.acked || felt.lost;
+        let behind = felt.iter().filter(|(_, felt)| is_behind(felt));
+        let mut last = at_home.last;
+        let mut acked = beat.acked;
+        for (bucket, felt) in behind {
+            warn!(bucket, "a bucket has lost what was acknowledged");
+            let since = [last.map(|last| last.at), felt.last.map(|last| last.at)];
+            let since = since[0].zip(since[1]).map(|(one, other)| one.min(other));
+            acked = acked.max(last.map_or(0, |last| last.count)).saturating_add(1);
+            last = since.map(|at| Beaten { count: 0, at });
+        }
+        if at_home.lost {
+            acked = acked.max(last.map_or(0, |last| last.count).saturating_add(1));
+        }
+        let known = read_loss(&at_home.kept_loss)?;
+        let step = machine::beat(last, known, &Beat { acked, ..beat }, at_home.now);
+        let count = step.beaten.count;
+        let absent = felt.iter().map(|(_, felt)| felt.absent).max().unwrap_or(0);
+        let absent = u32::try_from(absent.max(at_home.absent)).unwrap_or(u32::MAX);
+        let loss = step.pulse.regression.map(encode_loss).unwrap_or_default();
+        let audit = step.audit.as_ref();
+        if !self.put_beat(home, beat, &at_home, count, &loss, audit).await? {
+            return Ok(None);
+        }
+        let put = |(bucket, felt): (u16, Felt)| async move {
+            self.put_beat(bucket, beat, &felt, count, &felt.kept_loss, None).await
+        };
+        let mut puts = stream::iter(felt).map(put).buffer_unordered(AT_ONCE);
+        while let Some(put) = puts.next().await {
+            if !put? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Pulse { count, regression: step.pulse.regression, absent }))
+    }
+
+    /// In a store that was emptied, somebody else might begin with another one: two would not find each
+    /// other's records.
+    async fn keep_layout(&self) -> Result<(), StoreError> {
+        match self.agree_on_layout().await {
+            Ok(buckets) if buckets == self.client.layout.buckets => Ok(()),
+            Err(RedisConnectError::Unreachable(error)) => Err(error),
+            Ok(_) | Err(_) => Err(unavailable("the records are laid out in another way by now")),
+        }
+    }
+
+    async fn feel(&self, bucket: u16, beat: Beat) -> Result<Felt, StoreError> {
+        let acked = self.client.acked(bucket);
+        let keys = vec![self.client.layout.key(bucket, "beats", b""), self.client.writers(bucket)];
+        let args = vec![
+            self.client.now(),
+            beat.node.to_string().into(),
+            self.client.writer(),
+            self.run_of(bucket).await?,
+        ];
+        let mut answer = self.client.call(bucket, Script::Pulse, keys, args).await?;
+        let now = answer.time()?;
+        let kept = answer.text()?;
+        let written = answer.natural()?;
+        Ok(Felt {
+            now,
+            last: read_beaten(&kept)?,
+            kept,
+            lost: written < acked,
+            kept_loss: answer.text()?,
+            absent: answer.natural()?,
+        })
+    }
+
+    async fn put_beat(
+        &self,
+        bucket: u16,
+        beat: Beat,
+        felt: &Felt,
+        count: u64,
+        loss: &str,
+        audit: Option<&AuditRecord>,
+    ) -> Result<bool, StoreError> {
+        let keys = vec![self.client.layout.key(bucket, "beats", b""), self.client.writers(bucket)];
+        let mut args = vec![
+            self.client.now(),
+            beat.node.to_string().into(),
+            felt.kept.clone().into(),
+            count.to_string().into(),
+            self.run_of(bucket).await?,
+            self.client.writer(),
+            self.client.acked(bucket).to_string().into(),
+            felt.kept_loss.clone().into(),
+            loss.into(),
+            number(micros(machine::BEATS_KEPT)),
+        ];
+        if let Some(audit) = audit {
+            args.push(member(&audit.id));
+            args.extend(audit_args(audit));
+        }
+        let mut answer = self.client.call(bucket, Script::Beat, keys, args).await?;
+        Ok(answer.bytes()? == "applied")
+    }
+
+    /// The server process that answers for a bucket.
+    async fn run_of(&self, bucket: u16) -> Result<Vec<u8>, StoreError> {
+        let open = self.client.server(bucket).open().await;
+        let open = open.map_err(|error| {
+            unavailable("there is no connection to the server").with_source(error.to_string())
+        })?;
+        Ok(open.run.as_bytes().to_vec())
+    }
+
+    pub(super) async fn acknowledge_loss(
+        &self,
+        reason: &str,
+    ) -> Result<Option<Regression>, StoreError> {
+        let home = self.client.home();
+        let key = self.client.layout.key(home, "g", b"");
+        for _ in 0..TRIES_MAX {
+            let mut get = redis::cmd("GET");
+            get.arg(&key);
+            let kept = match self.client.command(home, &get).await? {
+                redis::Value::Nil => return Ok(None),
+                kept => super::value::bytes(kept)?,
+            };
+            let text = std::str::from_utf8(&kept).map_err(|_| unreadable())?;
+            let Some(known) = read_loss(text)? else { return Ok(None) };
+            let now = self.server_time(home).await?;
+            let audit = AuditRecord::acknowledged(known, reason, now);
+            let member = member(&audit.id);
+            if self.replace_value(home, key.clone(), &kept, b"", &member, &[audit]).await? {
+                return Ok(Some(known));
+            }
+        }
+        Err(unavailable("others say what was lost"))
+    }
+}
+
+/// As `beat.lua` keeps it: count, time, server process, since when there, until when elsewhere.
+fn read_beaten(kept: &str) -> Result<Option<Beaten>, StoreError> {
+    if kept.is_empty() {
+        return Ok(None);
+    }
+    let mut parts = kept.split(' ');
+    let count = parts.next().and_then(|count| count.parse().ok()).ok_or_else(unreadable)?;
+    let at = parts.next().and_then(|at| at.parse().ok()).ok_or_else(unreadable)?;
+    Ok(Some(Beaten { count, at: Timestamp::from_micros(at) }))
+}
+
+fn encode_loss(loss: Regression) -> String {
+    let since = loss.since.map_or("-".to_owned(), |since| since.as_micros().to_string());
+    format!("{since} {}", loss.found.as_micros())
+}
+
+fn read_loss(kept: &str) -> Result<Option<Regression>, StoreError> {
+    if kept.is_empty() {
+        return Ok(None);
+    }
+    let (since, found) = kept.split_once(' ').ok_or_else(unreadable)?;
+    let time = |text: &str| text.parse().map(Timestamp::from_micros).map_err(|_| unreadable());
+    let since = if since == "-" { None } else { Some(time(since)?) };
+    Ok(Some(Regression { since, found: time(found)? }))
+}

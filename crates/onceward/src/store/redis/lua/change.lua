@@ -1,0 +1,46 @@
+-- Changes a record if it is what was looked at, with all that changes in the same step.
+-- KEYS: record, writers. ARGV: now, member, writer, acked, stamp expected ('' for none), stamp, what
+-- ('put', 'remove' or 'keep'), flags (b: what is beside it goes; n: what was noted of it goes), request,
+-- name and result of a step, provider id, number of audit records (digest, time, generation, encoded),
+-- number of indexes (name, place), names and values of the fields.
+local function now_and_found()
+    return text(time(ARGV[1])), redis.call('HGETALL', KEYS[1])
+end
+local member, what, flags = ARGV[2], ARGV[7], ARGV[8]
+local stamp = redis.call('HGET', KEYS[1], 'v') or ''
+if what ~= 'keep' and stamp == ARGV[6] then
+    return {'applied', tonumber(redis.call('HGET', KEYS[2], ARGV[3]) or 0), {}}
+end
+if stamp ~= ARGV[5] then return {'conflict', now_and_found()} end
+local counted = count(ARGV[3], ARGV[4])
+if not counted then return {'lost'} end
+local beside, notes = tag .. 'b:' .. member, tag .. 'i:' .. member
+local forgotten = {}
+if string.find(flags, 'n', 1, true) then
+    forgotten = redis.call('HKEYS', notes)
+    redis.call('DEL', notes)
+end
+local at = 14
+for _ = 1, tonumber(ARGV[13]) do
+    remember(member, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+    at = at + 4
+end
+if what ~= 'keep' then
+    redis.call('DEL', KEYS[1])
+    for index in string.gmatch('cPIUCFEwhHdu', '.') do redis.call('ZREM', tag .. index, member) end
+    if string.find(flags, 'b', 1, true) then redis.call('DEL', beside) end
+end
+if what == 'put' then
+    local fields = at + 1 + tonumber(ARGV[at]) * 2
+    for i = at + 1, fields - 1, 2 do redis.call('ZADD', tag .. ARGV[i], ARGV[i + 1], member) end
+    redis.call('HSET', KEYS[1], 'v', ARGV[6], unpack(ARGV, fields))
+end
+if ARGV[9] ~= '' then redis.call('HSETNX', beside, 'q', ARGV[9]) end
+if ARGV[10] ~= '' then
+    local place = string.format('%08d', redis.call('HLEN', beside))
+    redis.call('HSETNX', beside, 's' .. ARGV[10], place .. ARGV[11])
+end
+if ARGV[12] ~= '' then
+    redis.call('HSETNX', notes, ARGV[12], redis.call('INCR', tag .. 'n'))
+end
+return {'applied', counted, forgotten}

@@ -1,0 +1,290 @@
+//! A cache in front of a durable store: it saves work, and decides nothing.
+
+use std::{sync::Arc, time::Duration};
+
+use onceward::{
+    CachedStore, MemoryStore, Store,
+    clock::{Clock as _, ManualClock, SystemClock},
+    record::State,
+    store::{Ask, Reservation, Resolution, Resolve, Resolved, StoreErrorKind, Write},
+    testing::samples::{another_request, ask, reply, retry},
+};
+use onceward_testbed::{CutProxy, Redis};
+
+/// Two nodes in front of one durable store, with one cache.
+struct World {
+    durable: Arc<MemoryStore>,
+    one: CachedStore,
+    other: CachedStore,
+    clock: ManualClock,
+}
+
+impl World {
+    async fn new() -> World {
+        World::at(&Redis::shared().url()).await
+    }
+
+    async fn at(url: &str) -> World {
+        let clock = ManualClock::new(SystemClock.now());
+        let durable = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
+        let node = async || {
+            let inner = Arc::clone(&durable) as Arc<dyn Store>;
+            let cached = CachedStore::new(inner, url).await.expect("a store");
+            cached.clock(Arc::new(clock.clone()))
+        };
+        World { one: node().await, other: node().await, durable, clock }
+    }
+
+    /// Completes a request, and replays it once.
+    async fn complete(&self, asked: &Ask) {
+        let Reservation::Granted { lease, .. } = self.one.reserve(asked.clone()).await.expect("an answer")
+        else {
+            panic!("it is free");
+        };
+        let write = Write::Complete(reply("done"));
+        let _ = self.one.write(&lease, write).await.expect("an answer");
+        assert!(is_replay(&self.one, asked).await);
+    }
+
+    async fn void(&self, asked: &Ask) -> Result<Resolved, onceward::store::StoreError> {
+        let record = self.durable.load(&asked.id).await.expect("an answer").expect("a record");
+        let resolve = Resolve {
+            id: record.id,
+            generation: record.generation,
+            fence: record.fence,
+            resolution: Resolution::Void,
+            reason: "anna: wrong amount".into(),
+        };
+        self.one.resolve(resolve).await
+    }
+}
+
+async fn is_replay(store: &CachedStore, asked: &Ask) -> bool {
+    match store.reserve(retry(asked)).await.expect("an answer") {
+        Reservation::Occupied { record, .. } => {
+            assert_eq!(record.reply.as_ref(), Some(&reply("done")));
+            record.state == State::Completed
+        }
+        Reservation::Granted { .. } => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The one entry of this cache, by its name.
+fn entry(redis: &Redis) -> String {
+    let keys = redis.cli(&["KEYS", "*e:*"]);
+    assert_eq!(keys.lines().count(), 1, "{keys}");
+    keys
+}
+
+async fn own_redis() -> Redis {
+    tokio::task::spawn_blocking(Redis::start_forgetful).await.expect("a server")
+}
+
+onceward::store_suite!(cached_memory, |clock| async {
+    let inner = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
+    let cached = CachedStore::new(inner, &Redis::shared().url()).await.expect("a store");
+    cached.clock(Arc::new(clock))
+});
+
+#[tokio::test]
+async fn a_replay_does_not_ask_the_durable_store() {
+    let world = World::new().await;
+    let asked = ask("replayed-0001");
+    world.complete(&asked).await;
+    assert_eq!((world.one.hits(), world.other.hits()), (0, 0));
+    assert!(is_replay(&world.one, &asked).await);
+    assert!(is_replay(&world.other, &asked).await);
+    assert_eq!((world.one.hits(), world.other.hits()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_hit_is_compared_in_full() {
+    let world = World::new().await;
+    let asked = ask("compared-0001");
+    world.complete(&asked).await;
+    let other = another_request(&asked);
+    let Reservation::Occupied { record, .. } =
+        world.other.reserve(other.clone()).await.expect("an answer")
+    else {
+        panic!("it is taken");
+    };
+    assert_eq!((world.other.hits(), record.fingerprint), (1, asked.fingerprint));
+    assert_ne!(record.fingerprint, other.fingerprint, "which the engine refuses");
+}
+
+#[tokio::test]
+async fn what_runs_is_never_in_the_cache() {
+    let world = World::new().await;
+    let asked = ask("running-0001");
+    let _lease = world.one.reserve(asked.clone()).await.expect("an answer");
+    for _ in 0..2 {
+        let occupied = world.other.reserve(retry(&asked)).await.expect("an answer");
+        assert!(matches!(occupied, Reservation::Occupied { .. }));
+    }
+    assert_eq!(world.other.hits(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cache_that_is_down_or_comes_back_changes_no_answer() {
+    let mut redis = own_redis().await;
+    let world = World::at(&redis.url()).await;
+    let asked = ask("down-0001");
+    world.complete(&asked).await;
+    redis.kill_9();
+    assert!(is_replay(&world.one, &asked).await);
+    assert!(is_replay(&world.one, &asked).await);
+    assert!(!is_replay(&world.one, &ask("down-0002")).await, "a new key is granted");
+    assert_eq!(world.one.hits(), 0);
+    redis.start_again();
+    // After a pause it is asked again, and filled again.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert!(is_replay(&world.one, &asked).await);
+    assert!(is_replay(&world.one, &asked).await);
+    assert_eq!(world.one.hits(), 1);
+}
+
+#[tokio::test]
+async fn a_cache_that_was_never_there_changes_no_answer() {
+    let world = World::at("redis://127.0.0.1:1").await;
+    let asked = ask("never-there-0001");
+    world.complete(&asked).await;
+    assert!(is_replay(&world.other, &asked).await);
+}
+
+#[tokio::test]
+async fn a_slow_cache_is_not_waited_for() {
+    let proxy = CutProxy::start(Redis::shared().address());
+    let world = World::at(&format!("redis://{}", proxy.address())).await;
+    let asked = ask("slow-0001");
+    world.complete(&asked).await;
+    proxy.delay(Duration::from_secs(2));
+    let begun = std::time::Instant::now();
+    for _ in 0..20 {
+        assert!(is_replay(&world.one, &asked).await);
+    }
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_flushed_cache_is_filled_again() {
+    let redis = own_redis().await;
+    let world = World::at(&redis.url()).await;
+    let asked = ask("flushed-0001");
+    world.complete(&asked).await;
+    redis.cli(&["FLUSHALL"]);
+    assert!(is_replay(&world.one, &asked).await);
+    assert_eq!(world.one.hits(), 0);
+    assert!(is_replay(&world.one, &asked).await);
+    assert_eq!(world.one.hits(), 1);
+}
+
+/// One of another record, one that was changed, one of another store, and no entry at all.
+#[tokio::test]
+async fn a_poisoned_entry_is_ignored() {
+    let redis = own_redis().await;
+    let world = World::at(&redis.url()).await;
+    let (victim, attacker) = (ask("victim-0001"), ask("attacker-0001"));
+    world.complete(&victim).await;
+    let place = entry(&redis);
+    let copy = |from: &str, to: &str| redis.cli(&["COPY", from, to, "REPLACE"]);
+    copy(&place, "spare");
+    redis.cli(&["DEL", &place]);
+    world.complete(&attacker).await;
+    let other = entry(&redis);
+    copy(&other, &place);
+    assert!(is_replay(&world.other, &victim).await, "its own reply");
+    assert_eq!(world.other.hits(), 0, "not by an entry of another record");
+    for (at, byte) in [("0", "x"), ("40", "x"), ("100", "x"), ("-", "")] {
+        copy("spare", &place);
+        match at {
+            "-" => redis.cli(&["SET", &place, "nonsense"]),
+            at => redis.cli(&["SETRANGE", &place, at, byte]),
+        };
+        assert!(is_replay(&world.other, &victim).await);
+        assert_eq!(world.other.hits(), 0, "changed at {at}");
+    }
+    copy("spare", &place);
+    assert!(is_replay(&world.other, &victim).await);
+    assert_eq!(world.other.hits(), 1, "the entry itself is good");
+    let stranger = World::at(&redis.url()).await;
+    let granted = stranger.one.reserve(retry(&victim)).await.expect("an answer");
+    assert!(matches!(granted, Reservation::Granted { .. }), "another store's entries are not ours");
+}
+
+/// The durable store decides what is expired, with a margin for clocks.
+#[tokio::test]
+async fn an_entry_ends_before_its_record_does() {
+    let world = World::new().await;
+    let asked = ask("ends-0001");
+    world.complete(&asked).await;
+    assert!(is_replay(&world.one, &asked).await);
+    assert_eq!(world.one.hits(), 1);
+    world.clock.advance(asked.retention - Duration::from_secs(30));
+    assert!(is_replay(&world.one, &asked).await, "it is still there");
+    assert_eq!(world.one.hits(), 1, "and the durable store was asked");
+    world.clock.advance(Duration::from_secs(30));
+    let Reservation::Occupied { record, .. } =
+        world.one.reserve(retry(&asked)).await.expect("an answer")
+    else {
+        panic!("a tombstone is there");
+    };
+    assert_eq!(record.state, State::Expired);
+}
+
+#[tokio::test]
+async fn an_entry_has_a_time_to_live_of_a_minute_at_most() {
+    let redis = own_redis().await;
+    let world = World::at(&redis.url()).await;
+    world.complete(&ask("minute-0001")).await;
+    let left: i64 = redis.cli(&["PTTL", &entry(&redis)]).parse().expect("a number");
+    assert!((50_000..=60_000).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn a_void_is_seen_by_the_next_request_of_every_node() {
+    let world = World::new().await;
+    let asked = ask("void-0001");
+    world.complete(&asked).await;
+    assert!(is_replay(&world.other, &asked).await);
+    let hits = world.other.hits();
+    assert!(matches!(world.void(&asked).await, Ok(Resolved::Applied(_))));
+    let next = world.other.reserve(retry(&asked)).await.expect("an answer");
+    let Reservation::Granted { lease, .. } = next else { panic!("{next:?}") };
+    assert_eq!((lease.generation, world.other.hits()), (2, hits));
+}
+
+/// Somebody who has read the old reply before the void, and is slow to put it into the cache.
+#[tokio::test]
+async fn a_reply_that_was_read_before_a_void_does_not_come_back_after_it() {
+    let redis = own_redis().await;
+    let world = World::at(&redis.url()).await;
+    let asked = ask("void-0002");
+    world.complete(&asked).await;
+    let place = entry(&redis);
+    redis.cli(&["COPY", &place, "late"]);
+    assert!(matches!(world.void(&asked).await, Ok(Resolved::Applied(_))));
+    let late = redis.cli(&["COPY", "late", &place]);
+    assert_eq!(late, "0", "an entry never takes the place of a barrier");
+    let next = world.other.reserve(retry(&asked)).await.expect("an answer");
+    assert!(matches!(next, Reservation::Granted { .. }), "{next:?}");
+    let barrier: i64 = redis.cli(&["PTTL", &place]).parse().expect("a number");
+    assert!(barrier > 60_000, "it outlives every entry that was read before: {barrier}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_void_that_the_cache_cannot_be_told_of_is_refused_and_nothing_has_happened() {
+    let mut redis = own_redis().await;
+    let world = World::at(&redis.url()).await;
+    let asked = ask("void-0003");
+    world.complete(&asked).await;
+    redis.hold();
+    let refused = world.void(&asked).await.expect_err("the cache does not hear");
+    assert_eq!(refused.kind(), StoreErrorKind::Unavailable);
+    assert!(refused.to_string().contains("nothing was done"), "{refused}");
+    redis.go();
+    assert!(is_replay(&world.other, &asked).await, "which is still right");
+    assert!(matches!(world.void(&asked).await, Ok(Resolved::Applied(_))));
+    let next = world.other.reserve(retry(&asked)).await.expect("an answer");
+    assert!(matches!(next, Reservation::Granted { .. }), "{next:?}");
+}
