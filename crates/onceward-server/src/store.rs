@@ -4,11 +4,11 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore,
-    Store,
+    DynamoOptions, DynamoStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, SealedStore,
+    SqliteOptions, SqliteStore, Store,
 };
 
-use crate::config::StoreUrl;
+use crate::config::{DynamoUrl, StoreUrl};
 
 /// An open store.
 pub(crate) struct OpenStore {
@@ -21,6 +21,8 @@ pub(crate) struct OpenStore {
 /// What has to be closed in the end.
 enum Kind {
     Memory,
+    /// Each of its calls stands for itself.
+    Dynamo,
     File(Arc<SqliteStore>),
     Postgres(Arc<PgStore>),
 }
@@ -32,6 +34,7 @@ impl OpenStore {
             StoreUrl::Memory => Self::of(Arc::new(MemoryStore::new()), Kind::Memory),
             StoreUrl::File(path) => Self::open_file(path).await?,
             StoreUrl::Postgres(url) => Self::connect(url).await?,
+            StoreUrl::Dynamo(url) => Self::open_table(url).await?,
         };
         Ok(match ring {
             Some(ring) => {
@@ -49,7 +52,7 @@ impl OpenStore {
     /// Its outbox, if it has one. Where the rest is sealed, messages are not.
     pub(crate) fn outbox(&self) -> Option<Arc<dyn OutboxStore>> {
         match &self.kind {
-            Kind::Memory => None,
+            Kind::Memory | Kind::Dynamo => None,
             Kind::File(file) => Some(Arc::clone(file) as _),
             Kind::Postgres(store) => Some(Arc::clone(store) as _),
         }
@@ -75,10 +78,23 @@ impl OpenStore {
         Ok(Self::of(Arc::clone(&store) as Arc<dyn Store>, Kind::Postgres(store)))
     }
 
+    async fn open_table(url: &DynamoUrl) -> Result<OpenStore> {
+        let mut options = DynamoOptions::new(&url.table);
+        if let Some(region) = &url.region {
+            options = options.region(region);
+        }
+        if let Some(endpoint) = &url.endpoint {
+            options = options.endpoint(endpoint);
+        }
+        let store = DynamoStore::open(options).await;
+        let store = store.with_context(|| format!("the store {url}"))?;
+        Ok(Self::of(Arc::new(store), Kind::Dynamo))
+    }
+
     /// Leaves the store in a clean state. Nothing may be using it any more.
     pub(crate) async fn close(self) {
         match self.kind {
-            Kind::Memory => {}
+            Kind::Memory | Kind::Dynamo => {}
             Kind::File(file) => file.close().await,
             Kind::Postgres(store) => store.close().await,
         }

@@ -5,9 +5,11 @@
 
 mod postgres; // a PostgreSQL server, with the durability that users get
 mod pgbouncer; // a pool before it, in transaction mode
+mod dynamodb; // an emulator of DynamoDB
 mod proxy; // TCP connections that break on purpose
 mod watchdog; // ends a server with its owner
 
+pub use dynamodb::DynamoDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};

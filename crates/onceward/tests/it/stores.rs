@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use onceward::{
-    KeyRing, MemoryStore, PgOptions, PgStore, RingKey, SealedStore, SqliteOptions, SqliteStore,
-    Store, clock::ManualClock, store_suite, testing::Fresh,
+    DynamoOptions, DynamoStore, KeyRing, MemoryStore, PgOptions, PgStore, RingKey, SealedStore,
+    SqliteOptions, SqliteStore, Store, clock::ManualClock, store_suite, testing::Fresh,
 };
-use onceward_testbed::Postgres;
+use onceward_testbed::{DynamoDb, Postgres};
 
 mod memory_limits;
 mod memory_poisoned;
@@ -14,6 +14,7 @@ mod memory_poisoned;
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
 store_suite!(file, file_store);
 store_suite!(postgres, postgres_store);
+store_suite!(dynamodb, dynamodb_store);
 store_suite!(sealed_memory, |clock| async {
     sealed(Arc::new(MemoryStore::with_clock(Arc::new(clock))))
 });
@@ -45,4 +46,15 @@ async fn postgres_store(clock: ManualClock) -> PgStore {
     let url = Postgres::shared().url("postgres");
     let options = PgOptions::new(url).schema(schema).clock(Arc::new(clock));
     PgStore::connect(options).await.expect("a store")
+}
+
+/// In a table of its own. Its indexes have few parts, since each part is asked for by itself.
+async fn dynamodb_store(clock: ManualClock) -> DynamoStore {
+    let table = format!("suite_{:016x}", rand::random::<u64>());
+    let options = DynamoOptions::new(table)
+        .endpoint(DynamoDb::shared().endpoint())
+        .region("local")
+        .shards(2)
+        .clock(Arc::new(clock));
+    DynamoStore::open(options).await.expect("a store")
 }
