@@ -107,6 +107,59 @@ pub(crate) enum StoreUrl {
     Postgres(String),
     /// In a Redis or Valkey server, or a Cluster of them.
     Redis(String),
+    /// In a table of DynamoDB.
+    Dynamo(DynamoUrl),
+}
+
+/// A table of DynamoDB. What is not given here comes from the usual AWS environment, credentials
+/// always do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DynamoUrl {
+    pub(crate) table: String,
+    pub(crate) region: Option<String>,
+    pub(crate) endpoint: Option<String>,
+}
+
+impl DynamoUrl {
+    /// `TABLE?region=...&endpoint=...`, as it stands behind `dynamodb://`.
+    fn parse(rest: &str) -> Result<Self> {
+        let (table, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+        ensure!(
+            (3..=255).contains(&table.len()) && table.bytes().all(known),
+            "the store dynamodb:// names no table: 3 to 255 letters, digits, `_`, `-` and `.`"
+        );
+        let mut url = DynamoUrl { table: table.to_owned(), region: None, endpoint: None };
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            let value = Some(value.into_owned());
+            match &*name {
+                "region" => url.region = value,
+                "endpoint" => url.endpoint = value,
+                other => bail!(
+                    "the store dynamodb:// has no parameter `{other}`{}",
+                    suggest::hint(other, &["region", "endpoint"])
+                ),
+            }
+        }
+        let plain = |it: &String| it.starts_with("http://") || it.starts_with("https://");
+        ensure!(
+            url.endpoint.as_ref().is_none_or(plain),
+            "the endpoint of the store dynamodb:// is no URL such as http://127.0.0.1:8000"
+        );
+        Ok(url)
+    }
+}
+
+impl fmt::Display for DynamoUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dynamodb://{}", self.table)?;
+        let given = [("region", &self.region), ("endpoint", &self.endpoint)];
+        let given = given.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        for (number, (name, value)) in given.enumerate() {
+            write!(f, "{}{name}={value}", if number == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for StoreUrl {
@@ -117,6 +170,7 @@ impl fmt::Debug for StoreUrl {
             StoreUrl::File(path) => write!(f, "file:{}", path.display()),
             StoreUrl::Postgres(_) => f.write_str("postgres://"),
             StoreUrl::Redis(_) => f.write_str("redis://"),
+            StoreUrl::Dynamo(url) => write!(f, "{url}"),
         }
     }
 }
@@ -239,7 +293,8 @@ impl Config {
             );
         }
         ensure!(
-            !matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_)) || self.sinks.is_empty(),
+            !matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_) | StoreUrl::Dynamo(_))
+                || self.sinks.is_empty(),
             "the store {:?} has no outbox, so that there is nothing to deliver to a [[sink]]; use \
              another store",
             self.store
@@ -353,14 +408,19 @@ pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<Store
         {
             Ok(StoreUrl::Redis(url.to_owned()))
         }
-        Some((scheme @ ("mysql" | "dynamodb"), _)) => {
+        Some(("dynamodb", rest)) if rest.starts_with("//") => {
+            Ok(StoreUrl::Dynamo(DynamoUrl::parse(rest.trim_start_matches('/'))?))
+        }
+        Some((scheme @ "mysql", _)) => {
             bail!(
-                "a {scheme} store is not known to this version; use postgres://, file:, redis:// or \
-                 memory:"
+                "a {scheme} store is not known to this version; use postgres://, dynamodb://, \
+                 redis://, file: or memory:"
             )
         }
         // The text is not repeated: store addresses hold passwords.
-        _ => bail!("the store is neither postgres://, file:PATH, redis:// nor memory:"),
+        _ => bail!(
+            "the store is neither postgres://, dynamodb://TABLE, redis://, file:PATH nor memory:"
+        ),
     }
 }
 

@@ -4,11 +4,11 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    CachedStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, RedisOptions, RedisStore, SealedStore,
-    SqliteOptions, SqliteStore, Store,
+    CachedStore, DynamoOptions, DynamoStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore,
+    RedisOptions, RedisStore, SealedStore, SqliteOptions, SqliteStore, Store,
 };
 
-use crate::config::{CacheUrl, StoreUrl};
+use crate::config::{CacheUrl, DynamoUrl, StoreUrl};
 
 /// An open store.
 pub(crate) struct OpenStore {
@@ -21,6 +21,8 @@ pub(crate) struct OpenStore {
 /// What has to be closed in the end.
 enum Kind {
     Memory,
+    /// Each of its calls stands for itself.
+    Dynamo,
     File(Arc<SqliteStore>),
     Postgres(Arc<PgStore>),
     /// Nothing: its connections end with it.
@@ -39,6 +41,7 @@ impl OpenStore {
             StoreUrl::File(path) => Self::open_file(path).await?,
             StoreUrl::Postgres(url) => Self::connect(url).await?,
             StoreUrl::Redis(url) => Self::connect_redis(url).await?,
+            StoreUrl::Dynamo(url) => Self::open_table(url).await?,
         };
         let open = match cache {
             Some(CacheUrl(url)) => {
@@ -63,7 +66,7 @@ impl OpenStore {
     /// Its outbox, if it has one. Where the rest is sealed, messages are not.
     pub(crate) fn outbox(&self) -> Option<Arc<dyn OutboxStore>> {
         match &self.kind {
-            Kind::Memory | Kind::Redis => None,
+            Kind::Memory | Kind::Redis | Kind::Dynamo => None,
             Kind::File(file) => Some(Arc::clone(file) as _),
             Kind::Postgres(store) => Some(Arc::clone(store) as _),
         }
@@ -95,10 +98,23 @@ impl OpenStore {
         Ok(Self::of(Arc::new(store.context("the Redis store")?), Kind::Redis))
     }
 
+    async fn open_table(url: &DynamoUrl) -> Result<OpenStore> {
+        let mut options = DynamoOptions::new(&url.table);
+        if let Some(region) = &url.region {
+            options = options.region(region);
+        }
+        if let Some(endpoint) = &url.endpoint {
+            options = options.endpoint(endpoint);
+        }
+        let store = DynamoStore::open(options).await;
+        let store = store.with_context(|| format!("the store {url}"))?;
+        Ok(Self::of(Arc::new(store), Kind::Dynamo))
+    }
+
     /// Leaves the store in a clean state. Nothing may be using it any more.
     pub(crate) async fn close(self) {
         match self.kind {
-            Kind::Memory | Kind::Redis => {}
+            Kind::Memory | Kind::Redis | Kind::Dynamo => {}
             Kind::File(file) => file.close().await,
             Kind::Postgres(store) => store.close().await,
         }

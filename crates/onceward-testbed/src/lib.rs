@@ -6,10 +6,12 @@
 mod postgres; // a PostgreSQL server, with the durability that users get
 mod pgbouncer; // a pool before it, in transaction mode
 mod redis; // a Redis server that syncs each write, and a Cluster of them
+mod dynamodb; // an emulator of DynamoDB
 mod proxy; // TCP connections that break on purpose
 mod watchdog; // ends a server with its owner
 
+pub use dynamodb::DynamoDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
-pub use redis::{Redis, RedisCluster};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};
+pub use redis::{Redis, RedisCluster};

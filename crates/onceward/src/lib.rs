@@ -24,6 +24,8 @@ pub mod operation; // a handler's handle on its own record
 pub mod phase; // an operation in steps, each done once
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod transaction; // in the user's own transaction
+#[cfg(feature = "dynamodb")]
+pub mod items; // in the user's own `TransactWriteItems`
 pub mod reply; // a stored answer, and responses made of it
 pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
@@ -38,6 +40,8 @@ pub mod testing; // the store suite, and tools to force faults and interleavings
 pub use canary::Canary;
 pub use engine::{Engine, Limits, Rate, Settings};
 pub use fingerprint::Recipe;
+#[cfg(feature = "dynamodb")]
+pub use items::ItemsError;
 pub use key::{Key, KeyRules, LookupKey};
 pub use operation::Operation;
 pub use outbox::{Message, OutboxStore, Relay, Sink};
@@ -48,13 +52,15 @@ pub use record::{Effects, ProviderId};
 pub use rejection::Rejection;
 pub use reply::Reply;
 pub use scope::{Scope, ScopeRule};
+#[cfg(feature = "redis")]
+pub use store::{CachedStore, RedisOptions, RedisStore};
+#[cfg(feature = "dynamodb")]
+pub use store::{DynamoOptions, DynamoStore};
 #[cfg(feature = "encryption")]
 pub use store::{KeyRing, RingKey, SealedStore};
 pub use store::{MemoryStore, Store};
 #[cfg(feature = "postgres")]
 pub use store::{PgOptions, PgStore};
-#[cfg(feature = "redis")]
-pub use store::{CachedStore, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]

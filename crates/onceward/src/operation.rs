@@ -24,6 +24,8 @@ use crate::{
 };
 
 mod account;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "dynamodb"))]
+mod completing;
 mod provider;
 
 pub(crate) use account::{Account, AtWork, Step, Taken};

@@ -80,6 +80,15 @@ impl Reply {
         }
     }
 
+    /// The same without its body, if that is longer than this.
+    #[must_use]
+    pub(crate) fn within(mut self, cap: usize) -> Reply {
+        if self.body_bytes().len() > cap {
+            self.body = ReplyBody::NotStored;
+        }
+        self
+    }
+
     /// The same in memory of its own. As it comes from a connection, a reply is a part of that one's
     /// buffers, and would keep all of them.
     #[must_use]

@@ -21,12 +21,15 @@ use crate::{
 };
 
 mod canary;
+#[cfg(feature = "dynamodb")]
+mod dynamodb;
 mod error;
 pub mod list;
 #[cfg(any(
     feature = "sqlite",
     feature = "postgres",
     feature = "redis",
+    feature = "dynamodb",
     feature = "encryption"
 ))]
 mod headers;
@@ -36,7 +39,7 @@ mod memory;
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "encryption"))]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb", feature = "encryption"))]
 mod request;
 mod scope_key;
 #[cfg(feature = "encryption")]
@@ -45,6 +48,8 @@ mod sealed;
 mod sqlite;
 
 pub use canary::{Beat, Beaten, NodeId, Pulse, Regression};
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoDatabase, DynamoOpenError, DynamoOptions, DynamoStore};
 pub use error::{StoreError, StoreErrorKind};
 use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
@@ -217,6 +222,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         0
     }
 
+    /// The longest body of a reply that is kept: a longer one is completed without it.
+    fn reply_cap(&self) -> usize {
+        usize::MAX
+    }
+
     /// How transactions of the user's own take part, if the records live where they can. A store
     /// around another one answers with that one's.
     fn database(&self) -> Option<Database> {
@@ -235,6 +245,9 @@ pub enum Database {
     /// The database of a [`PgStore`].
     #[cfg(feature = "postgres")]
     Postgres(PgDatabase),
+    /// The table of a [`DynamoStore`].
+    #[cfg(feature = "dynamodb")]
+    Dynamo(DynamoDatabase),
     /// The database of the store in a [`SealedStore`].
     #[cfg(feature = "encryption")]
     Sealed(SealedDatabase),

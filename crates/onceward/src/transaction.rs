@@ -11,8 +11,8 @@ use tracing::{info, warn};
 use crate::{
     operation::{Operation, Taken},
     phase::{Failure, Misuse, edge},
-    record::{Effects, State},
-    reply::{Reply, ReplyBody},
+    record::State,
+    reply::Reply,
     store::{Ask, Database, Reservation, StoreError, StoreErrorKind, Write, Written},
 };
 
@@ -348,33 +348,6 @@ impl Operation {
             return self.taken(Taken::Locked).with_work();
         }
         not_committed("BEGIN failed", error).into()
-    }
-
-    /// The database, if this operation may be completed in a transaction of it.
-    fn may_complete(&self) -> Result<Database, Failure> {
-        if !matches!(self.context().policy.effects, Effects::Local | Effects::Phased) {
-            return Err(Misuse::NotDeclared.into());
-        }
-        if self.account().open_effect.is_some() {
-            return Err(Misuse::EffectIsOpen.into());
-        }
-        self.database()
-    }
-
-    pub(crate) fn database(&self) -> Result<Database, Failure> {
-        self.context().store.database().ok_or_else(|| Misuse::NoTransactions.into())
-    }
-
-    /// As the engine would keep it.
-    fn as_kept(&self, mut reply: Reply) -> Reply {
-        let policy = &self.context().policy;
-        if reply.body_bytes().len() > policy.reply_cap() {
-            reply.body = ReplyBody::NotStored;
-        }
-        if reply.schema_version.is_none() {
-            reply.schema_version = policy.schema_version.as_deref().map(Into::into);
-        }
-        reply
     }
 }
 

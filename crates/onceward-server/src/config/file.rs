@@ -89,7 +89,8 @@ pub(crate) struct Gateway {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Store {
     /// `file:PATH`, `postgres://...`, `redis://...` (`rediss://` with TLS, `redis+cluster://` for a
-    /// Cluster), or `memory:` for trying things out. `file:./onceward.db` by default.
+    /// Cluster), `dynamodb://TABLE`, or `memory:` for trying things out. `file:./onceward.db` by
+    /// default.
     pub(crate) url: Option<Text>,
     /// `durable`, the default, or `best-effort`: it is understood that a Redis store can lose what it
     /// has acknowledged. Without that it takes no routes whose effects are external or undeclared.

@@ -11,6 +11,7 @@ mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
+mod dynamodb; // records in a table of DynamoDB
 mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod ledger; // what the provider says

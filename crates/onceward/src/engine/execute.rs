@@ -154,7 +154,7 @@ impl<R: Send + 'static> Call<'_, R> {
     }
 
     async fn complete(&mut self, lease: &Lease, answer: Answer<R>, reply: Reply) {
-        let write = Write::Complete(reply);
+        let write = Write::Complete(reply.within(self.engine.store.reply_cap()));
         let written = self.engine.persist(lease, &write, self.admitted).await;
         self.count_incident(lease, &write, written.as_ref());
         match written {
@@ -282,7 +282,7 @@ impl<R: Send + 'static> Call<'_, R> {
     /// The client was told that the outcome is unknown; now there is one.
     async fn finish_late(&self, lease: &Lease, outcome: Outcome<R>) {
         if let Outcome::Completed { reply, .. } = outcome {
-            let write = Write::Complete(reply);
+            let write = Write::Complete(reply.within(self.engine.store.reply_cap()));
             let written = self.engine.persist_until_drain(lease, &write, self.admitted).await;
             self.count_incident(lease, &write, written.as_ref());
         }

@@ -293,6 +293,10 @@ impl Store for SealedStore {
         self.inner.epoch()
     }
 
+    fn reply_cap(&self) -> usize {
+        self.inner.reply_cap()
+    }
+
     fn database(&self) -> Option<Database> {
         let inner = Box::new(self.inner.database()?);
         Some(Database::Sealed(SealedDatabase { inner, seals: self.seals.clone() }))

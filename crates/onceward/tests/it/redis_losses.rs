@@ -226,8 +226,7 @@ async fn nothing_that_was_acknowledged_is_lost_by_a_kill_under_load() {
 /// key runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_of_a_cluster_that_is_killed_under_load_loses_nothing_silently() {
-    let mut cluster =
-        tokio::task::spawn_blocking(RedisCluster::start).await.expect("a Cluster");
+    let mut cluster = tokio::task::spawn_blocking(RedisCluster::start).await.expect("a Cluster");
     let store = Arc::new(RedisStore::connect(options(cluster.url())).await.expect("a store"));
     let (service, canary) = node(&store);
     assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));

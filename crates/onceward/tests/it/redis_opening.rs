@@ -37,7 +37,11 @@ async fn a_replica_is_refused() {
 async fn a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own_nor_the_reverse() {
     let cluster = tokio::task::spawn_blocking(RedisCluster::shared).await.expect("a Cluster");
     let refused = refusal(cluster.nodes()[0].url()).await;
-    assert!(refused.to_string().contains("redis+cluster://") || matches!(refused, RedisConnectError::Unreachable(_)), "{refused}");
+    assert!(
+        refused.to_string().contains("redis+cluster://")
+            || matches!(refused, RedisConnectError::Unreachable(_)),
+        "{refused}"
+    );
     let single = Redis::shared().url().replace("redis://", "redis+cluster://");
     refusal(single).await;
 }
@@ -55,9 +59,8 @@ async fn a_server_that_is_not_there_is_said_to_be_unreachable() {
 async fn a_store_keeps_its_number_of_buckets() {
     let url = Redis::shared().url();
     let prefix = format!("home_{:016x}", rand::random::<u64>());
-    let options = |buckets| {
-        RedisOptions::best_effort(url.clone()).prefix(prefix.clone()).buckets(buckets)
-    };
+    let options =
+        |buckets| RedisOptions::best_effort(url.clone()).prefix(prefix.clone()).buckets(buckets);
     let first = RedisStore::connect(options(7)).await.expect("a store");
     let asked = ask("same-place-0001");
     let lease = grant(&first, &asked).await;

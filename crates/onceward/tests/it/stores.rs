@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use onceward::{
-    KeyRing, MemoryStore, PgOptions, PgStore, RedisOptions, RedisStore, RingKey, SealedStore,
-    SqliteOptions, SqliteStore, Store, clock::ManualClock, store_suite, testing::Fresh,
+    DynamoOptions, DynamoStore, KeyRing, MemoryStore, PgOptions, PgStore, RedisOptions, RedisStore,
+    RingKey, SealedStore, SqliteOptions, SqliteStore, Store, clock::ManualClock, store_suite,
+    testing::Fresh,
 };
-use onceward_testbed::{Postgres, Redis, RedisCluster};
+use onceward_testbed::{DynamoDb, Postgres, Redis, RedisCluster};
 
 mod memory_limits;
 mod memory_poisoned;
@@ -16,6 +17,7 @@ store_suite!(file, file_store);
 store_suite!(postgres, postgres_store);
 store_suite!(redis, redis_store);
 store_suite!(redis_cluster, redis_cluster_store);
+store_suite!(dynamodb, dynamodb_store);
 store_suite!(sealed_memory, |clock| async {
     sealed(Arc::new(MemoryStore::with_clock(Arc::new(clock))))
 });
@@ -62,4 +64,15 @@ async fn redis_store_at(url: String, clock: ManualClock) -> RedisStore {
     let prefix = format!("suite_{:016x}", rand::random::<u64>());
     let options = RedisOptions::best_effort(url).prefix(prefix).buckets(6).clock(Arc::new(clock));
     RedisStore::connect(options).await.expect("a store")
+}
+
+/// In a table of its own. Its indexes have few parts, since each part is asked for by itself.
+async fn dynamodb_store(clock: ManualClock) -> DynamoStore {
+    let table = format!("suite_{:016x}", rand::random::<u64>());
+    let options = DynamoOptions::new(table)
+        .endpoint(DynamoDb::shared().endpoint())
+        .region("local")
+        .shards(2)
+        .clock(Arc::new(clock));
+    DynamoStore::open(options).await.expect("a store")
 }

@@ -35,9 +35,7 @@ use super::{
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
     machine::{self, Change},
-    record::{
-        AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State,
-    },
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State},
     scope::Scope,
     store::{
         Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse,
@@ -163,8 +161,9 @@ impl CachedStore {
     /// What the cache has. `None` when it cannot be asked.
     async fn recall(&self, id: &RecordId) -> Option<Recalled> {
         let (bucket, key) = self.place(id);
-        let mut answer =
-            self.ask(PATIENCE, self.client.call(bucket, Script::Recall, vec![key], Vec::new())).await?;
+        let mut answer = self
+            .ask(PATIENCE, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
+            .await?;
         let (entry, now) = (answer.bytes().ok()?, answer.time().ok()?);
         let record = self.key.open(id, &entry, now);
         if record.is_none() && !entry.is_empty() && entry != BARRIER {

@@ -51,9 +51,8 @@ impl RedisStore {
             true => self.buckets().collect(),
             false => vec![self.client.home()],
         };
-        let feel = |bucket| async move {
-            Ok::<_, StoreError>((bucket, self.feel(bucket, beat).await?))
-        };
+        let feel =
+            |bucket| async move { Ok::<_, StoreError>((bucket, self.feel(bucket, beat).await?)) };
         let mut felt: Vec<(u16, Felt)> = Vec::new();
         let mut asked = stream::iter(buckets).map(feel).buffer_unordered(AT_ONCE);
         while let Some(one) = asked.next().await {
@@ -65,7 +64,8 @@ impl RedisStore {
         let (_, at_home) = felt.swap_remove(at_home);
         // A bucket that has less than was acknowledged counts as if home had: what is left of it says
         // from when on.
-        let is_behind = |felt: &Felt| felt.last.map_or(0, |last| last.count) < beat.acked || felt.lost;
+        let is_behind =
+            |felt: &Felt| felt.last.map_or(0, |last| last.count) < beat.acked || felt.lost;
         let behind = felt.iter().filter(|(_, felt)| is_behind(felt));
         let mut last = at_home.last;
         let mut acked = beat.acked;

@@ -138,9 +138,8 @@ impl RedisStore {
             None => return Ok(Written::Applied),
             Some(seen) => seen,
         };
-        let decide = |seen: &Seen| {
-            machine::write(seen.record.as_deref(), lease, write.clone(), seen.now)
-        };
+        let decide =
+            |seen: &Seen| machine::write(seen.record.as_deref(), lease, write.clone(), seen.now);
         self.step(&lease.id, Some(seen), Look::Record, |_| Beside::default(), decide).await
     }
 

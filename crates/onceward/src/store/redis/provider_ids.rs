@@ -50,7 +50,10 @@ impl RedisStore {
         Err(unavailable("a provider id keeps changing hands"))
     }
 
-    pub(super) async fn note_of(&self, id: &ProviderId) -> Result<Option<ProviderNote>, StoreError> {
+    pub(super) async fn note_of(
+        &self,
+        id: &ProviderId,
+    ) -> Result<Option<ProviderNote>, StoreError> {
         let kept = self.kept_note(&name_of(id)).await?;
         self.holder(id, &kept).await
     }
@@ -64,7 +67,8 @@ impl RedisStore {
         let list = super::value::Parts::of(self.client.command(bucket, &list).await?)?;
         let mut notes = Vec::new();
         for (name, place) in list.into_pairs()? {
-            let place = std::str::from_utf8(&place).ok().and_then(|place| place.parse::<u64>().ok());
+            let place =
+                std::str::from_utf8(&place).ok().and_then(|place| place.parse::<u64>().ok());
             let place = place.ok_or_else(|| damaged("a place"))?;
             let id = id_of(&name).ok_or_else(|| damaged("a provider id"))?;
             let kept = self.kept_note(&name).await?;
