@@ -5,10 +5,19 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context as _, Result};
 use onceward::{
     KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore,
-    Store,
+    Store, store::site::Site,
 };
 
 use crate::config::StoreUrl;
+
+/// Where the URL leads, without opening it.
+pub(crate) fn site(url: &StoreUrl) -> Box<dyn Site> {
+    match url {
+        StoreUrl::Memory => Box::new(MemoryStore::new()),
+        StoreUrl::File(path) => Box::new(SqliteOptions::new(path)),
+        StoreUrl::Postgres(url) => Box::new(PgOptions::new(url.as_str())),
+    }
+}
 
 /// An open store.
 pub(crate) struct OpenStore {

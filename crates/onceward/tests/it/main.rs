@@ -10,6 +10,7 @@ mod dispatching;
 mod drain;
 mod effects;
 mod faults;
+mod file_examine;
 mod file_store;
 mod file_store_batches;
 mod file_store_lifetimes;
