@@ -1,5 +1,5 @@
 //! What operators do at a terminal. All of it goes through the admin API, but for `routes audit` and
-//! `openapi`, which also work alone, and `ledger`, which reads the store.
+//! `openapi`, which also work alone, and `ledger`, `doctor` and `migrate`, which go to the store.
 
 use std::{io, process::ExitCode};
 
@@ -11,12 +11,15 @@ use crate::cli::{Cli, Output};
 mod bulk; // many records: a plan, and its application
 mod client; // the admin API, from outside
 mod dlq; // dead letters of both kinds
+mod doctor; // whether a store can be relied on
 mod keys; // one record, and lists
 mod ledger; // beside the provider's export
+mod migrate; // the schema of a store
 mod outbox; // messages
 mod privacy; // keys for sealing, and erasing
 mod store; // whether the store has lost data
 mod routes; // routes audit
+mod site; // a store that is looked at and not opened
 mod table; // for people
 
 use client::Client;
@@ -58,6 +61,12 @@ pub(crate) enum Operate {
     /// Tells whether the store has lost data, and lets keys run again if so.
     #[command(subcommand, after_help = STORE_EXAMPLES)]
     Store(store::StoreCommand),
+    /// Tells whether a store can be relied on: settings, rights, clock, schema.
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
+    /// The schema of a store: which version it has, and bringing it to this one.
+    #[command(subcommand, after_help = migrate::EXAMPLES)]
+    Migrate(migrate::Migrate),
     /// Prints the OpenAPI document of the admin API.
     Openapi,
     /// Prints what a shell needs to complete commands.
@@ -112,6 +121,8 @@ pub(crate) async fn run(command: Operate) -> ExitCode {
         Operate::Ledger(command) => ledger::run(command).await,
         Operate::Privacy(command) => privacy::run(command).await,
         Operate::Store(command) => store::run(command).await,
+        Operate::Doctor(args) => doctor::run(args).await,
+        Operate::Migrate(command) => migrate::run(command).await,
         Operate::Openapi => print_json(&crate::admin::api::document()).map(|()| ExitCode::SUCCESS),
         Operate::Completions { shell } => {
             complete(shell);

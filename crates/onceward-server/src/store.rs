@@ -5,10 +5,32 @@ use std::{path::Path, sync::Arc};
 use anyhow::{Context as _, Result};
 use onceward::{
     CachedStore, DynamoOptions, DynamoStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore,
-    RedisOptions, RedisStore, SealedStore, SqliteOptions, SqliteStore, Store,
+    RedisOptions, RedisStore, SealedStore, SqliteOptions, SqliteStore, Store, store::site::Site,
 };
 
 use crate::config::{CacheUrl, DynamoUrl, StoreUrl};
+
+/// Where the URL leads, without opening it.
+pub(crate) fn site(url: &StoreUrl) -> Box<dyn Site> {
+    match url {
+        StoreUrl::Memory => Box::new(MemoryStore::new()),
+        StoreUrl::File(path) => Box::new(SqliteOptions::new(path)),
+        StoreUrl::Postgres(url) => Box::new(PgOptions::new(url.as_str())),
+        StoreUrl::Redis(url) => Box::new(RedisOptions::best_effort(url)),
+        StoreUrl::Dynamo(url) => Box::new(dynamo_options(url)),
+    }
+}
+
+fn dynamo_options(url: &DynamoUrl) -> DynamoOptions {
+    let mut options = DynamoOptions::new(&url.table);
+    if let Some(region) = &url.region {
+        options = options.region(region);
+    }
+    if let Some(endpoint) = &url.endpoint {
+        options = options.endpoint(endpoint);
+    }
+    options
+}
 
 /// An open store.
 pub(crate) struct OpenStore {
@@ -99,14 +121,7 @@ impl OpenStore {
     }
 
     async fn open_table(url: &DynamoUrl) -> Result<OpenStore> {
-        let mut options = DynamoOptions::new(&url.table);
-        if let Some(region) = &url.region {
-            options = options.region(region);
-        }
-        if let Some(endpoint) = &url.endpoint {
-            options = options.endpoint(endpoint);
-        }
-        let store = DynamoStore::open(options).await;
+        let store = DynamoStore::open(dynamo_options(url)).await;
         let store = store.with_context(|| format!("the store {url}"))?;
         Ok(Self::of(Arc::new(store), Kind::Dynamo))
     }

@@ -44,6 +44,7 @@ mod request;
 mod scope_key;
 #[cfg(feature = "encryption")]
 mod sealed;
+pub mod site;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 

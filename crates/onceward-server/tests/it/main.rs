@@ -11,6 +11,7 @@ mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
+mod doctor; // whether a store can be relied on
 mod dynamodb; // records in a table of DynamoDB
 mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
@@ -18,6 +19,7 @@ mod ledger; // what the provider says
 mod log_lines; // one for each decision, and no secret in it
 mod messages; // of the outbox, at the hands of operators
 mod limits; // what clients may take up
+mod migrate; // schemas, ahead of a start
 mod operate; // commands of operators
 mod passing; // what goes through, and how it is changed
 mod privacy; // what is in the store

@@ -35,3 +35,8 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         sleep(Duration::from_millis(10));
     }
 }
+
+/// A temporary folder on a disk, which the usual place for them need not be.
+pub(crate) fn folder_on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("temporary folder")
+}

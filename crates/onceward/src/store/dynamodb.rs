@@ -30,6 +30,7 @@ use crate::{
 
 mod beside;
 mod call;
+mod examine;
 mod item;
 mod list;
 mod meta;

@@ -25,6 +25,7 @@ use crate::{
     scope::Scope,
 };
 
+mod examine;
 mod notes;
 use notes::Notes;
 

@@ -31,10 +31,12 @@ use crate::{
 mod batch;
 mod canary;
 mod error;
+mod examine;
 mod lane;
 mod list;
 mod link;
 mod look;
+mod migrate;
 mod open;
 mod outbox;
 mod provider_ids;

@@ -29,6 +29,7 @@ mod cached;
 mod canary;
 mod client;
 mod error;
+mod examine;
 mod link;
 mod list;
 mod look;

@@ -159,11 +159,37 @@ async fn a_file_of_a_newer_version_is_refused() {
     let path = directory.path().join("store.db");
     open(&path).await.expect("a store").close().await;
     run_sql(&path, "PRAGMA user_version = 99").await;
+    run_sql(&path, "DELETE FROM meta WHERE name = 'compatible_since'").await;
     let error = open(&path).await.expect_err("refused");
     let OpenError::Newer { found: 99, known, .. } = error else { panic!("{error}") };
     let known = sqlx::AssertSqlSafe(format!("PRAGMA user_version = {known}"));
     sqlx::raw_sql(known).execute(&mut raw(&path).await).await.expect("set");
     assert!(open(&path).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_file_of_a_newer_version_that_lets_this_one_in_is_used_and_keeps_its_version() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    open(&path).await.expect("a store").close().await;
+    run_sql(&path, "PRAGMA user_version = 99").await;
+    let says = async |since: &'static str| {
+        let sql = format!("UPDATE meta SET value = '{since}' WHERE name = 'compatible_since'");
+        let sql = sqlx::AssertSqlSafe(sql);
+        let changed = sqlx::query(sql).execute(&mut raw(&path).await).await.expect("changed");
+        assert_eq!(changed.rows_affected(), 1, "the mark is there from the start");
+    };
+    says("11").await;
+    assert!(matches!(open(&path).await, Err(OpenError::Newer { found: 99, .. })));
+    says("10").await;
+    let store = open(&path).await.expect("let in");
+    let _ = granted(&store, &ask("order-1")).await;
+    store.close().await;
+    let version: u32 = sqlx::query_scalar("PRAGMA user_version")
+        .fetch_one(&mut raw(&path).await)
+        .await
+        .expect("a version");
+    assert_eq!(version, 99, "nothing was taken back");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ mod dynamodb_home;
 mod dynamodb_items;
 mod effects;
 mod faults;
+mod file_examine;
 mod file_store;
 mod file_store_batches;
 mod file_store_lifetimes;

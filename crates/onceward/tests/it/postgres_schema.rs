@@ -388,12 +388,32 @@ async fn a_newer_schema_is_refused_and_left_alone() {
     let home = Home::new().await;
     let mut look = home.connection().await;
     run(&mut look, "INSERT INTO migrations (version) VALUES (99)").await;
+    run(&mut look, "DELETE FROM meta WHERE name = 'compatible_since'").await;
     let options = PgOptions::new(&*home.url).schema(&*home.schema);
     let refused = PgStore::connect(options.clone()).await.expect_err("newer");
     assert!(matches!(refused, PgConnectError::Newer { found: 99, .. }), "{refused:?}");
     assert!(refused.to_string().contains("use a newer onceward"), "{refused}");
     run(&mut look, "DELETE FROM migrations WHERE version = 99").await;
     PgStore::connect(options).await.expect("the version that is known");
+}
+
+#[tokio::test]
+async fn a_newer_schema_that_lets_this_version_in_is_used_and_keeps_its_version() {
+    let home = Home::new().await;
+    let mut look = home.connection().await;
+    run(&mut look, "INSERT INTO migrations (version) VALUES (99)").await;
+    let options = PgOptions::new(&*home.url).schema(&*home.schema);
+    for may_migrate in [true, false] {
+        let options = options.clone().migrate(may_migrate);
+        run(&mut look, "UPDATE meta SET value = '5' WHERE name = 'compatible_since'").await;
+        let refused = PgStore::connect(options.clone()).await.expect_err("newer");
+        assert!(matches!(refused, PgConnectError::Newer { found: 99, .. }), "{refused:?}");
+        run(&mut look, "UPDATE meta SET value = '4' WHERE name = 'compatible_since'").await;
+        let store = PgStore::connect(options).await.expect("let in");
+        store.ping().await.expect("it works");
+        store.close().await;
+    }
+    assert_eq!(one::<i32>(&mut look, "SELECT max(version) FROM migrations").await, 99);
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// The version of the items in a table.
-const SCHEMA: i64 = 1;
+pub(super) const SCHEMA: i64 = 1;
 
 /// How long a table may take to be made.
 const MADE_WITHIN: Duration = Duration::from_secs(120);
@@ -157,6 +157,19 @@ impl DynamoOptions {
         Client::from_conf(config.build())
     }
 
+    /// What makes calls, as if the table was there.
+    pub(super) async fn inner(&self) -> Inner {
+        let skew = Skew::default();
+        Inner {
+            client: self.connect(&skew).await,
+            calls: Calls::new(self.calls_at_once),
+            skew,
+            table: self.table.clone(),
+            clock: Arc::clone(&self.clock),
+            shards: self.shards,
+        }
+    }
+
     fn is_emulator(&self) -> bool {
         let plain = self.endpoint.as_ref().is_some_and(|url| url.starts_with("http://"));
         plain && std::env::var_os("AWS_ACCESS_KEY_ID").is_none()
@@ -173,17 +186,7 @@ impl DynamoStore {
     /// # Cancel safety
     /// May be dropped; a table may have been created.
     pub async fn open(options: DynamoOptions) -> Result<Self, DynamoOpenError> {
-        let skew = Skew::default();
-        let client = options.connect(&skew).await;
-        let calls = Calls::new(options.calls_at_once);
-        let mut inner = Inner {
-            client,
-            calls,
-            skew,
-            table: options.table.clone(),
-            clock: Arc::clone(&options.clock),
-            shards: options.shards,
-        };
+        let mut inner = options.inner().await;
         let unavailable = DynamoOpenError::Unavailable;
         let described = match inner.schema().await {
             Ok(found) => found,
@@ -220,7 +223,7 @@ pub(super) fn schema_key() -> Item {
 }
 
 impl Inner {
-    async fn schema(&self) -> Result<Option<Item>, StoreError> {
+    pub(super) async fn schema(&self) -> Result<Option<Item>, StoreError> {
         self.get(schema_key()).await
     }
 
@@ -235,7 +238,7 @@ impl Inner {
         }
     }
 
-    async fn is_there(&self) -> Result<bool, StoreError> {
+    pub(super) async fn is_there(&self) -> Result<bool, StoreError> {
         Ok(self.status().await?.is_some())
     }
 

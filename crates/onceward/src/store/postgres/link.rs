@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// No call to the server takes longer: whoever waits for it has been told by then.
-const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+pub(super) const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A new connection is there within this, or not at all.
 pub(super) const CONNECT_TIME_MAX: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Connecting, and bringing the schema to the version of this release.
+//! Connecting, and what is refused.
 
 use std::{io, str::FromStr as _, sync::Arc};
 
@@ -7,21 +7,7 @@ use sqlx::{
 };
 use tokio::time::timeout;
 
-use super::{PgOptions, link::CONNECT_TIME_MAX};
-
-/// Migrations in order. The schema's table `migrations` says how many of them it has.
-const MIGRATIONS: [&str; 4] = [
-    concat!(
-        include_str!("../../../migrations/postgres/0001_records.sql"),
-        include_str!("../../../migrations/postgres/0002_functions.sql"),
-        include_str!("../../../migrations/postgres/0003_contract.sql"),
-        include_str!("../../../migrations/postgres/0004_outbox.sql"),
-        include_str!("../../../migrations/postgres/0005_listing.sql"),
-    ),
-    include_str!("../../../migrations/postgres/0006_scope_keys.sql"),
-    include_str!("../../../migrations/postgres/0007_canary.sql"),
-    include_str!("../../../migrations/postgres/0008_provider_ids.sql"),
-];
+use super::{PgOptions, link::CONNECT_TIME_MAX, migrate};
 
 /// Messages without their payloads.
 const SHOWN: &str = "SELECT message_id, scope, key, generation, name, derived_key, sink, aggregate, \
@@ -33,7 +19,7 @@ const SHOWN_WHERE: &str = "message_id > $1 AND ($2::text IS NULL OR sink = $2) \
     ORDER BY message_id LIMIT $4";
 
 /// The oldest server that is known to do: 13.
-const OLDEST_SERVER: u32 = 13_00_00;
+pub(super) const OLDEST_SERVER: u32 = 13_00_00;
 
 /// Why a store cannot be had in a database. Nothing is changed then.
 #[derive(Debug, thiserror::Error)]
@@ -56,9 +42,10 @@ pub enum PgConnectError {
          the role or the database"
     )]
     Isolation(String),
-    /// Written by a newer version.
+    /// Written by a newer version, and not for this one.
     #[error(
-        "schema {schema} has version {found}, and this version knows {known}; use a newer onceward"
+        "schema {schema} has version {found}, which does not let in those who know no more than \
+         {known}; use a newer onceward"
     )]
     Newer {
         /// The schema.
@@ -77,6 +64,17 @@ pub enum PgConnectError {
         found: u32,
         /// The version that is needed.
         known: u32,
+    },
+    /// A migration would shut out older processes that may be at work.
+    #[error(
+        "the migration `{migration}` of schema {schema} shuts out older processes: stop them, and run \
+         `onceward migrate up`"
+    )]
+    Breaking {
+        /// The schema.
+        schema: String,
+        /// The migration.
+        migration: &'static str,
     },
     /// Between us and the server, statements that were prepared are forgotten, or taken for those of
     /// others.
@@ -304,7 +302,7 @@ fn parameters(first: usize, last: usize) -> String {
 }
 
 /// The same SQL for a schema of this name.
-fn in_schema(sql: &str, schema: &str) -> String {
+pub(super) fn in_schema(sql: &str, schema: &str) -> String {
     sql.replace("onceward.", &format!("\"{schema}\"."))
 }
 
@@ -316,9 +314,8 @@ pub(super) async fn connect(options: &PgOptions) -> Result<PgConnection, sqlx::E
     timeout(CONNECT_TIME_MAX, connect.connect()).await.map_err(late)?
 }
 
-/// Connects once, and sees to it that the schema is there and of this version. Returns the name that
-/// the store has, which no other one has.
-pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectError> {
+/// Whether the options make sense.
+pub(super) fn readable(options: &PgOptions) -> Result<PgConnectOptions, PgConnectError> {
     let schema = &options.schema;
     let name_is_good = schema.len() <= 63
         && schema.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
@@ -326,7 +323,13 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectEr
     if !name_is_good {
         return Err(PgConnectError::Schema(schema.to_string()));
     }
-    PgConnectOptions::from_str(&options.url).map_err(PgConnectError::Url)?;
+    PgConnectOptions::from_str(&options.url).map_err(PgConnectError::Url)
+}
+
+/// Connects once, and sees to it that the schema is there and of this version. Returns the name that
+/// the store has, which no other one has.
+pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectError> {
+    readable(options)?;
     let mut connection = connect(options).await?;
     if forgets_statements(&mut connection, options).await? {
         return Err(PgConnectError::ForgetfulPool);
@@ -336,7 +339,7 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectEr
     let checked = match old_server(&mut connection).await? {
         Some(version) => Err(PgConnectError::Old(version)),
         None if isolation != "read committed" => Err(PgConnectError::Isolation(isolation)),
-        None => match migrate(&mut connection, options).await {
+        None => match migrate::at_start(&mut connection, options).await {
             Ok(()) => Ok(name_of(&mut connection, options).await?),
             Err(error) => Err(error),
         },
@@ -348,7 +351,7 @@ pub(super) async fn prepare(options: &PgOptions) -> Result<Arc<str>, PgConnectEr
 
 /// Whether a statement that was prepared in one transaction is unknown in the next, since that one
 /// runs on another connection of the server.
-async fn forgets_statements(
+pub(super) async fn forgets_statements(
     connection: &mut PgConnection,
     options: &PgOptions,
 ) -> Result<bool, sqlx::Error> {
@@ -393,69 +396,4 @@ async fn old_server(connection: &mut PgConnection) -> Result<Option<String>, sql
     }
     let version = sqlx::query_scalar("SELECT current_setting('server_version')");
     Ok(Some(version.fetch_one(connection).await?))
-}
-
-async fn version_of(
-    connection: &mut PgConnection,
-    schema: &str,
-) -> Result<Option<u32>, sqlx::Error> {
-    // From the catalogue itself: a session remembers for a while that a name was not there.
-    let there = sqlx::query_scalar(
-        "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c \
-         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-         WHERE n.nspname = $1 AND c.relname = 'migrations')",
-    );
-    let there: bool = there.bind(schema).fetch_one(&mut *connection).await?;
-    if !there {
-        return Ok(None);
-    }
-    let sql = in_schema("SELECT coalesce(max(version), 0) FROM onceward.migrations", schema);
-    let version: i32 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await?;
-    Ok(Some(u32::try_from(version).unwrap_or(0)))
-}
-
-/// All in one transaction, under a lock that ends with it: processes that start together do it one
-/// after the other, and a crash leaves the schema as it was.
-async fn migrate(connection: &mut PgConnection, options: &PgOptions) -> Result<(), PgConnectError> {
-    let schema = &*options.schema;
-    let known = MIGRATIONS.len() as u32;
-    let found = version_of(connection, schema).await?;
-    if found == Some(known) {
-        return Ok(());
-    }
-    if let Some(found) = found.filter(|found| *found > known) {
-        return Err(PgConnectError::Newer { schema: schema.into(), found, known });
-    }
-    if !options.migrate {
-        let found = found.unwrap_or(0);
-        return Err(PgConnectError::NotMigrated { schema: schema.into(), found, known });
-    }
-    // Whoever waited for the lock must see what was done under it.
-    sqlx::raw_sql("BEGIN ISOLATION LEVEL READ COMMITTED").execute(&mut *connection).await?;
-    let lock = sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))");
-    lock.bind(format!("onceward migration of {schema}")).execute(&mut *connection).await?;
-    let have = version_of(connection, schema).await?;
-    if have.is_none() {
-        // An owner of the schema need not be one who may make schemas.
-        let begin = format!(
-            "DO $$ BEGIN IF NOT EXISTS (\
-             SELECT FROM pg_catalog.pg_namespace WHERE nspname = '{schema}') THEN \
-             CREATE SCHEMA \"{schema}\"; END IF; END $$; \
-             CREATE TABLE \"{schema}\".migrations (\
-                 version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now()); \
-             CREATE TABLE \"{schema}\".meta (name text PRIMARY KEY, value text NOT NULL); \
-             INSERT INTO \"{schema}\".meta VALUES ('name', gen_random_uuid()::text);"
-        );
-        sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *connection).await?;
-    }
-    let have = have.unwrap_or(0) as usize;
-    for (index, migration) in MIGRATIONS.iter().enumerate().skip(have) {
-        let migration = in_schema(migration, schema);
-        sqlx::raw_sql(AssertSqlSafe(migration)).execute(&mut *connection).await?;
-        let note = in_schema("INSERT INTO onceward.migrations (version) VALUES ($1)", schema);
-        let version = i32::try_from(index + 1).unwrap_or(i32::MAX);
-        sqlx::query(AssertSqlSafe(note)).bind(version).execute(&mut *connection).await?;
-    }
-    sqlx::raw_sql("COMMIT").execute(connection).await?;
-    Ok(())
 }

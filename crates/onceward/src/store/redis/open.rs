@@ -15,18 +15,18 @@ use super::{
 use crate::{clock::Clock, store::StoreError};
 
 /// The version of the keys, the hashes and the scripts.
-const LAYOUT_VERSION: u32 = 1;
+pub(super) const LAYOUT_VERSION: u32 = 1;
 
 /// The first server that has all that the scripts need.
-const MAJOR_VERSION_MIN: u32 = 7;
+pub(super) const MAJOR_VERSION_MIN: u32 = 7;
 
 /// How to connect to a Redis or Valkey server, or to a Cluster of them.
 #[derive(Clone)]
 pub struct RedisOptions {
-    url: String,
-    prefix: Box<str>,
-    buckets: u16,
-    clock: Option<Arc<dyn Clock>>,
+    pub(super) url: String,
+    pub(super) prefix: Box<str>,
+    pub(super) buckets: u16,
+    pub(super) clock: Option<Arc<dyn Clock>>,
 }
 
 impl RedisOptions {

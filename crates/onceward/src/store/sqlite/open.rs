@@ -13,24 +13,14 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
-use super::{SqliteOptions, error};
+use super::{
+    SqliteOptions, error,
+    migrate::{self, MIGRATIONS},
+};
+use crate::store::site::{By, Schema};
 
 /// Marks the file as ours, in SQLite's own header: "Once".
-const APPLICATION_ID: u32 = 0x4f6e_6365;
-
-/// Migrations in order. The file's `user_version` says how many of them it has.
-const MIGRATIONS: [&str; 10] = [
-    include_str!("../../../migrations/sqlite/0001_records.sql"),
-    include_str!("../../../migrations/sqlite/0002_outbox.sql"),
-    include_str!("../../../migrations/sqlite/0003_listing.sql"),
-    include_str!("../../../migrations/sqlite/0004_scope_keys.sql"),
-    include_str!("../../../migrations/sqlite/0005_queued.sql"),
-    include_str!("../../../migrations/sqlite/0006_reconciling.sql"),
-    include_str!("../../../migrations/sqlite/0007_canary.sql"),
-    include_str!("../../../migrations/sqlite/0008_overdue.sql"),
-    include_str!("../../../migrations/sqlite/0009_incidents.sql"),
-    include_str!("../../../migrations/sqlite/0010_provider_ids.sql"),
-];
+pub(super) const APPLICATION_ID: u32 = 0x4f6e_6365;
 
 /// How long to wait for another process that writes, while the file is opened.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -61,9 +51,10 @@ pub enum OpenError {
     /// A write-ahead log without its database: the database was moved or removed.
     #[error("{0} is missing while its write-ahead log is there; restore the file or remove both")]
     LogWithoutFile(PathBuf),
-    /// Written by a newer version.
+    /// Written by a newer version, and not for this one.
     #[error(
-        "{path} has schema version {found}, and this version knows {known}; use a newer onceward"
+        "{path} has schema version {found}, which does not let in those who know no more than {known}; \
+         use a newer onceward"
     )]
     Newer {
         /// The file.
@@ -72,6 +63,17 @@ pub enum OpenError {
         found: u32,
         /// The newest version that is known here.
         known: u32,
+    },
+    /// A migration would shut out older processes that may be at work.
+    #[error(
+        "the migration `{migration}` of {path} shuts out older processes: stop them, and run `onceward \
+         migrate up`"
+    )]
+    Breaking {
+        /// The file.
+        path: PathBuf,
+        /// The migration.
+        migration: &'static str,
     },
     /// The file is damaged.
     #[error("{path} is damaged ({what}); restore it from a backup")]
@@ -121,7 +123,7 @@ pub(super) async fn reopen(options: &SqliteOptions) -> Result<SqliteConnection, 
     let path = &options.path;
     inspect(path).await?;
     let mut connection = connect(options, path, false).await.map_err(|e| failed(path, e))?;
-    migrate(&mut connection, path).await?;
+    migrate::bring_up(&mut connection, path, MIGRATIONS, By::Start).await?;
     check(&mut connection, path).await?;
     execute(&mut connection, BUSY_TIMEOUT_OPENED).await.map_err(|e| failed(path, e))?;
     Ok(connection)
@@ -142,7 +144,7 @@ pub(super) fn file_at(path: &Path) -> Option<(u64, u64)> {
     }
 }
 
-fn exists(path: &Path) -> Result<bool, OpenError> {
+pub(super) fn exists(path: &Path) -> Result<bool, OpenError> {
     let there = path.try_exists().map_err(|source| io_error(path, source))?;
     let log = beside(path, "-wal");
     if !there && log.try_exists().map_err(|source| io_error(path, source))? {
@@ -153,16 +155,22 @@ fn exists(path: &Path) -> Result<bool, OpenError> {
 
 /// Makes the file under another name and moves it into its place when it is complete, so that a
 /// crash, or a second process that does the same, never leaves a half-made store.
-async fn create(options: &SqliteOptions) -> Result<(), OpenError> {
+///
+/// Whether it was this one that made it.
+pub(super) async fn create(options: &SqliteOptions) -> Result<bool, OpenError> {
     let path = &options.path;
     let draft = beside(path, &format!(".new-{:016x}", rand::random::<u64>()));
     let made = draw_up(options, &draft).await;
     let moved = made.and_then(|()| {
-        let linked = fs::hard_link(&draft, path).or_else(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists => Ok(()),
-            _ => Err(error),
+        let linked = match fs::hard_link(&draft, path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error),
+        };
+        let synced = linked.and_then(|ours| {
+            File::open(parent(path))?.sync_all()?;
+            Ok(ours)
         });
-        let synced = linked.and_then(|()| File::open(parent(path))?.sync_all());
         synced.map_err(|source| io_error(path, source))
     });
     for leftover in ["", "-wal", "-shm"] {
@@ -175,7 +183,7 @@ async fn create(options: &SqliteOptions) -> Result<(), OpenError> {
 async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError> {
     let path = &options.path;
     let mut connection = connect(options, draft, true).await.map_err(|e| failed(path, e))?;
-    migrate(&mut connection, path).await?;
+    migrate::bring_up(&mut connection, path, MIGRATIONS, By::Start).await?;
     // Closing writes the log back too, but does not say when it cannot.
     execute(&mut connection, "PRAGMA wal_checkpoint(TRUNCATE)")
         .await
@@ -190,44 +198,48 @@ async fn draw_up(options: &SqliteOptions, draft: &Path) -> Result<(), OpenError>
 /// Through SQLite and not by reading it: POSIX takes all locks of a process on a file away when any
 /// descriptor of it is closed, also those of another connection to the same file. Another program
 /// would then take itself for the only one, and remove the log that the connection writes to.
-async fn inspect(path: &Path) -> Result<(), OpenError> {
+pub(super) async fn inspect(path: &Path) -> Result<(), OpenError> {
     let metadata = fs::metadata(path).map_err(|source| io_error(path, source))?;
     if metadata.len() == 0 {
         return Err(OpenError::Empty(path.into()));
     }
-    let (application_id, version) = header(path).await.map_err(|error| {
-        if error::is_no_database(&error) {
-            OpenError::NotADatabase(path.into())
-        } else {
-            failed(path, error)
-        }
-    })?;
-    if application_id != i64::from(APPLICATION_ID) {
-        return Err(OpenError::Foreign(path.into()));
-    }
-    known_version(path, version)?;
+    let schema = header(path).await.map_err(|error| failed(path, error))?;
+    let schema = schema.ok_or_else(|| OpenError::Foreign(path.into()))?;
+    migrate::usable(path, &schema)?;
     if metadata.permissions().readonly() {
         return Err(OpenError::ReadOnly(path.into()));
     }
     Ok(())
 }
 
-/// Whose file it is, and of which version.
-async fn header(path: &Path) -> Result<(i64, u32), sqlx::Error> {
-    let connect = SqliteConnectOptions::new()
+/// Of which version it is, if it is ours.
+async fn header(path: &Path) -> Result<Option<Schema>, sqlx::Error> {
+    let mut connection = reading(path).connect().await?;
+    let schema = ours(&mut connection).await?;
+    connection.close().await?;
+    Ok(schema)
+}
+
+/// How a file is opened that is not to be changed.
+pub(super) fn reading(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
         .filename(path)
         .read_only(true)
         .busy_timeout(BUSY_TIMEOUT)
-        .disable_statement_logging();
-    let mut connection = connect.connect().await?;
-    let application_id = sqlx::query_scalar("PRAGMA application_id");
-    let application_id = application_id.fetch_one(&mut connection).await?;
-    let version = version(&mut connection).await?;
-    connection.close().await?;
-    Ok((application_id, version))
+        .disable_statement_logging()
 }
 
-async fn connect(
+/// The schema of a file, if it is ours.
+pub(super) async fn ours(connection: &mut SqliteConnection) -> Result<Option<Schema>, sqlx::Error> {
+    let application_id = sqlx::query_scalar("PRAGMA application_id");
+    let application_id: i64 = application_id.fetch_one(&mut *connection).await?;
+    if application_id != i64::from(APPLICATION_ID) {
+        return Ok(None);
+    }
+    migrate::schema_of(connection, MIGRATIONS).await.map(Some)
+}
+
+pub(super) async fn connect(
     options: &SqliteOptions,
     path: &Path,
     create: bool,
@@ -254,28 +266,6 @@ async fn connect(
     Ok(connection)
 }
 
-/// Brings the schema up to date, under the file's write lock.
-async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), OpenError> {
-    let failed = |error| failed(path, error);
-    execute(connection, "BEGIN IMMEDIATE").await.map_err(failed)?;
-    let version = version(connection).await.map_err(failed)?;
-    known_version(path, version)?;
-    for migration in MIGRATIONS.iter().skip(version as usize) {
-        execute(connection, migration).await.map_err(failed)?;
-    }
-    if version == 0 {
-        let id = sqlx::AssertSqlSafe(format!("PRAGMA application_id = {APPLICATION_ID}"));
-        sqlx::query(id).execute(&mut *connection).await.map_err(failed)?;
-    }
-    let reached = sqlx::AssertSqlSafe(format!("PRAGMA user_version = {}", MIGRATIONS.len()));
-    sqlx::query(reached).execute(&mut *connection).await.map_err(failed)?;
-    // A write of its own, so that a file that cannot be written is found out now.
-    let opened = "INSERT INTO meta (name, value) VALUES ('opened', '1') \
-                  ON CONFLICT (name) DO UPDATE SET value = value + 1";
-    execute(connection, opened).await.map_err(failed)?;
-    execute(connection, "COMMIT").await.map_err(failed)
-}
-
 async fn check(connection: &mut SqliteConnection, path: &Path) -> Result<(), OpenError> {
     let size = fs::metadata(path).map_err(|source| io_error(path, source))?.len();
     if size > CHECKED_BYTES_MAX {
@@ -292,27 +282,19 @@ async fn check(connection: &mut SqliteConnection, path: &Path) -> Result<(), Ope
     }
 }
 
-async fn execute(connection: &mut SqliteConnection, sql: &'static str) -> Result<(), sqlx::Error> {
+pub(super) async fn execute(
+    connection: &mut SqliteConnection,
+    sql: &'static str,
+) -> Result<(), sqlx::Error> {
     sqlx::raw_sql(sql).execute(connection).await.map(|_| ())
 }
 
-async fn version(connection: &mut SqliteConnection) -> Result<u32, sqlx::Error> {
-    sqlx::query_scalar("PRAGMA user_version").fetch_one(connection).await
-}
-
-fn known_version(path: &Path, found: u32) -> Result<(), OpenError> {
-    let known = u32::try_from(MIGRATIONS.len()).unwrap_or(u32::MAX);
-    if found > known {
-        return Err(OpenError::Newer { path: path.into(), found, known });
-    }
-    Ok(())
-}
-
-fn failed(path: &Path, source: sqlx::Error) -> OpenError {
+pub(super) fn failed(path: &Path, source: sqlx::Error) -> OpenError {
     const READ_ONLY: u32 = 8;
     let path = path.to_owned();
     match error::extended_code(&source).map(|code| code & 0xff) {
         Some(READ_ONLY) => OpenError::ReadOnly(path),
+        _ if error::is_no_database(&source) => OpenError::NotADatabase(path),
         _ if error::is_full(&source) => OpenError::Full(path),
         _ if error::is_damage(&source) => OpenError::Damaged { path, what: source.to_string() },
         _ => OpenError::Sqlite { path, source },
@@ -331,17 +313,17 @@ fn for_its_owner_only(file: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn io_error(path: &Path, source: io::Error) -> OpenError {
+pub(super) fn io_error(path: &Path, source: io::Error) -> OpenError {
     OpenError::Io { path: path.to_owned(), source }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-fn parent(path: &Path) -> &Path {
+pub(super) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -367,7 +349,7 @@ mod tests {
              INSERT INTO meta (name, value) VALUES ('opened', '1')"
         );
         for migration in &MIGRATIONS[..5] {
-            execute(&mut old, migration).await.expect("migrated");
+            execute(&mut old, migration.sql).await.expect("migrated");
         }
         sqlx::raw_sql(sqlx::AssertSqlSafe(version)).execute(&mut old).await.expect("set");
         sqlx::raw_sql(told(1, "released")).execute(&mut old).await.expect("written");
