@@ -47,33 +47,6 @@ pub(super) trait Fields {
 #[error("column {0} cannot be read")]
 pub(super) struct BadRow(pub(super) &'static str);
 
-/// The columns of a record but those that hold its reply, in the order of [`read_listed`].
-macro_rules! listed_columns {
-    () => {
-        concat!("scope, key, ", plain_columns!())
-    };
-}
-pub(super) use listed_columns;
-
-/// The columns of a record, in the order of [`bind_record`] and [`read_record`].
-macro_rules! record_columns {
-    () => {
-        concat!("scope, key, ", rest_columns!())
-    };
-}
-pub(super) use record_columns;
-
-/// All columns but the address.
-macro_rules! rest_columns {
-    () => {
-        concat!(
-            plain_columns!(),
-            ", reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest"
-        )
-    };
-}
-pub(super) use rest_columns;
-
 /// All columns but the address and what was replied.
 macro_rules! plain_columns {
     () => {

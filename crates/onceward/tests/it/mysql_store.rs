@@ -104,31 +104,49 @@ async fn of_two_stores_on_one_database_one_grants_each_key() {
     assert_eq!(granted, 100);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_with_somebody_else_is_retried() {
-    let home = Home::new().await;
+    let server = MariaDb::shared();
+    let url = server.url(&server.create_database());
+    let home = Home::at(url, |options| options.connections(1, 1)).await;
+    let lease = home.grant(&ask("deadlock-0")).await;
     let mut other = home.connection().await;
-    // Whoever inserts the first key waits for the second, and the other way round.
-    let lease = home.grant(&ask("deadlock-b")).await;
-    run(&mut other, "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE").await;
-    for number in 0..20 {
-        let key = format!("deadlock-a{number:02}");
-        run(&mut other, "BEGIN").await;
-        let gap = format!("SELECT * FROM onceward_records WHERE `key` = '{key}' FOR UPDATE");
-        run(&mut other, &gap).await;
-        let (store, asked) = (Arc::clone(&home.store), ask(&key));
-        let reserve = tokio::spawn(async move { store.reserve(asked).await });
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        // The other one may be the victim.
-        let insert = format!(
-            "INSERT INTO onceward_provider_ids VALUES (NULL, 'p', '{key}', 's', 'k', 1, '', 1, 1)"
-        );
-        run(&mut other, &insert).await;
-        run(&mut other, "ROLLBACK").await;
-        let granted = reserve.await.expect("no panic").expect("reserve answers");
-        assert!(matches!(granted, Reservation::Granted { .. }), "{granted:?}");
+    // Whoever has written more goes on.
+    run(&mut other, "CREATE TABLE much (number INTEGER)").await;
+    run(&mut other, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await;
+    run(&mut other, "BEGIN; INSERT INTO much SELECT seq FROM seq_1_to_500").await;
+    // Nobody inserts behind the last key now.
+    run(&mut other, "SELECT * FROM onceward_records WHERE `key` >= 'deadlock-1' FOR UPDATE").await;
+    let found = "SELECT VARIABLE_VALUE FROM information_schema.GLOBAL_STATUS \
+                 WHERE VARIABLE_NAME = 'INNODB_DEADLOCKS'";
+    let mut look = home.connection().await;
+    let before: String = one(&mut look, found).await;
+    let calls = tokio::spawn({
+        let (store, lease) = (Arc::clone(&home.store), copy(&lease));
+        async move {
+            // The first goes at once; the others stand in line behind it, and share a transaction.
+            tokio::join!(
+                store.write(&lease, Write::Renew(Duration::from_secs(61))),
+                store.write(&lease, Write::Renew(Duration::from_secs(62))),
+                store.reserve(ask("deadlock-1")),
+            )
+        }
+    });
+    let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx t \
+                 JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
+                 WHERE p.db = DATABASE() AND t.trx_state = 'LOCK WAIT'";
+    while one::<i64>(&mut look, waits).await == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    home.write(&lease, Write::Complete(reply("done"))).await;
+    // It has the first key locked, and waits for us; now we wait for it.
+    run(&mut other, "UPDATE onceward_records SET probes = probes WHERE `key` = 'deadlock-0'").await;
+    run(&mut other, "ROLLBACK").await;
+    let (first, second, reserved) = calls.await.expect("no panic");
+    assert_eq!(first.expect("write answers"), Written::Applied);
+    assert_eq!(second.expect("write answers"), Written::Applied);
+    let reserved = reserved.expect("reserve answers");
+    assert!(matches!(reserved, Reservation::Granted { .. }), "{reserved:?}");
+    assert!(one::<String>(&mut look, found).await > before, "there was a deadlock");
 }
 
 #[tokio::test]
@@ -161,7 +179,7 @@ async fn one_element_that_cannot_be_written_does_not_fail_the_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_acknowledged_survives_a_server_that_is_killed_under_load() {
+async fn what_was_acknowledged_survives_a_mariadb_that_is_killed_under_load() {
     let mut server = tokio::task::spawn_blocking(MariaDb::start).await.expect("a server");
     let database = server.create_database();
     let home = Home::at(server.url(&database), |options| options).await;

@@ -165,7 +165,7 @@ impl Session<'_> {
         for (size, insert) in SIZES.iter().zip(&self.statements.insert) {
             while let Some((chunk, after)) = rest.split_at_checked(*size) {
                 let insert = chunk.iter().fold(query(insert), |values, record| {
-                    bind_record(values.integer(None), record)
+                    bind_record(values.integer(None::<i64>), record)
                 });
                 insert.execute(&mut *self.connection).await?;
                 rest = after;

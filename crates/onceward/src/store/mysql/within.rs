@@ -67,7 +67,7 @@ impl MySqlDatabase {
         if name != Some(&*database.name) {
             return Err(other());
         }
-        is_in_transaction(session.connection).await?;
+        is_in_transaction(&mut *session.connection).await?;
         Ok(session)
     }
 }
@@ -180,7 +180,7 @@ async fn take(session: &mut Session<'_>, record: &Record) -> Result<(), NotWritt
                  SESSION innodb_lock_wait_timeout = 1";
     let restore = "SET SESSION innodb_lock_wait_timeout = @onceward_patience";
     sqlx::raw_sql(lower).execute(&mut *session.connection).await.map_err(not_written)?;
-    let take = bind_record(query(&session.statements.take).integer(None), record);
+    let take = bind_record(query(&session.statements.take).integer(None::<i64>), record);
     let taken = take.execute(&mut *session.connection).await;
     let restored = sqlx::raw_sql(restore).execute(&mut *session.connection).await;
     taken.map_err(not_written)?;
@@ -201,7 +201,7 @@ async fn locked(
             Ok((mut found, now)) => {
                 // A server may be set up so that a lock that is not had is the end of everything.
                 if waited {
-                    is_in_transaction(session.connection).await?;
+                    is_in_transaction(&mut *session.connection).await?;
                 }
                 return Ok((now, found.remove(id)));
             }
@@ -240,7 +240,7 @@ async fn decide<A>(
             if let Some(kept) = kept {
                 gathered.keep(after, kept);
             }
-            changes.add(id, found.as_ref(), Some(after));
+            changes.add(id, found.as_ref(), Some(&**after));
         }
         Change::Remove => {
             gathered.drop_all_of(id);

@@ -205,7 +205,7 @@ impl Statement for Sweep {
             let audits: Vec<_> = moved.iter().filter_map(|(.., step)| step.audit.clone()).collect();
             let mut changes = Changes { audits: &audits, ..Changes::default() };
             for (found, after, _) in &moved {
-                changes.add(&after.id, Some(found), Some(after));
+                changes.add(&after.id, Some(found), Some(&**after));
                 changes.beside.follow(after);
             }
             session.write(changes).await?;

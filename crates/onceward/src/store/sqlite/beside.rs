@@ -19,25 +19,25 @@ use crate::{
     store::{Resumable, Which},
 };
 
-    /// Which of these steps are saved already, in the transaction that the connection is in.
+/// Which of these steps are saved already, in the transaction that the connection is in.
 pub(super) async fn load_beside(
-        connection: &mut SqliteConnection,
-        asked: &[(RecordId, Box<str>)],
-    ) -> sqlx::Result<Gathered> {
-        let names: Vec<[&str; 3]> =
-            asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
-        let names = serde_json::to_string(&names).unwrap_or_default();
-        let mut gathered = Gathered::default();
-        for row in sqlx::query(SAVED).bind(names).fetch_all(connection).await? {
-            let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
-            let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
-            let asked = position.and_then(|at| asked.get(at));
-            if let (Some((id, name)), Some(generation)) = (asked, generation) {
-                gathered.saved.insert((id.clone(), generation, name.clone()));
-            }
+    connection: &mut SqliteConnection,
+    asked: &[(RecordId, Box<str>)],
+) -> sqlx::Result<Gathered> {
+    let names: Vec<[&str; 3]> =
+        asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
+    let names = serde_json::to_string(&names).unwrap_or_default();
+    let mut gathered = Gathered::default();
+    for row in sqlx::query(SAVED).bind(names).fetch_all(connection).await? {
+        let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
+        let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
+        let asked = position.and_then(|at| asked.get(at));
+        if let (Some((id, name)), Some(generation)) = (asked, generation) {
+            gathered.saved.insert((id.clone(), generation, name.clone()));
         }
-        Ok(gathered)
     }
+    Ok(gathered)
+}
 
 /// Writes it. No trigger sees a record that came to rest and left it again.
 pub(super) async fn write_beside(

@@ -89,7 +89,7 @@ impl Sqlite3 {
         self.one(query)
     }
 
-    fn one(&mut self, query: Values<'_>) -> SqliteRow {
+    fn one(&mut self, query: Query<'_, Sqlite, SqliteArguments>) -> SqliteRow {
         self.runtime.block_on(query.fetch_one(&mut self.connection)).expect("one row")
     }
 }
