@@ -127,9 +127,8 @@ impl MariaDb {
         let told = self.watchdog.dir().join("pid");
         // Written when it takes connections. The file of a killed server remains, with another process
         // in it.
-        self.watchdog.start(|pid| {
-            fs::read_to_string(&told).is_ok_and(|told| told.trim() == pid.to_string())
-        })
+        self.watchdog
+            .start(|pid| fs::read_to_string(&told).is_ok_and(|told| told.trim() == pid.to_string()))
     }
 }
 

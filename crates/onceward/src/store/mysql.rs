@@ -193,16 +193,8 @@ impl MySqlStore {
         let Asked { id, step_name, bytes, reserves } = step;
         Box::pin(self.batches.ask(move |sender| {
             let (looks, answer) = (false, None);
-            let pending = RecordStep {
-                store: STORE,
-                id,
-                step_name,
-                looks,
-                decide,
-                notes,
-                answer,
-                sender,
-            };
+            let pending =
+                RecordStep { store: STORE, id, step_name, looks, decide, notes, answer, sender };
             Step { pending: Box::new(pending), bytes, reserves, lost: false }
         }))
     }

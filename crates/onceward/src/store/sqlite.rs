@@ -183,9 +183,7 @@ impl SqliteStore {
         step_name: Option<Box<str>>,
         decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
     ) -> StoreFuture<'_, A> {
-        self.ask(move |sender| {
-            Work::Step(step_of(id, step_name, false, decide, sender))
-        })
+        self.ask(move |sender| Work::Step(step_of(id, step_name, false, decide, sender)))
     }
 
     /// A step that changes nothing, whatever it finds.
@@ -197,9 +195,7 @@ impl SqliteStore {
         let decide = move |found: Option<&Record>, _: bool, now| {
             (Step { change: Change::Keep, audit: None, answer: decide(found, now) }, None)
         };
-        self.ask(move |sender| {
-            Work::Step(step_of(id, None, true, decide, sender))
-        })
+        self.ask(move |sender| Work::Step(step_of(id, None, true, decide, sender)))
     }
 
     /// Hands work to the writer. Once it stands in line it is done, whether or not somebody still

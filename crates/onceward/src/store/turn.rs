@@ -54,7 +54,6 @@ impl<L: Look> Turns<L> {
         drop(queues);
         Some(Turn { turns: self.clone(), id, over: false })
     }
-
 }
 
 impl<L> Turns<L> {

@@ -10,9 +10,9 @@ use std::{
 };
 
 use super::{Advance, Beat, NodeId};
+use crate::record::Lease;
 #[cfg(feature = "mysql")]
 use crate::record::{Record, State};
-use crate::record::Lease;
 
 /// What all connections of a store share.
 #[derive(Clone, Default)]
@@ -85,9 +85,7 @@ impl Witness {
         record.attempts < lease.attempt_number
             || record.created_at.as_micros() > granted
             || same_attempt && record.fence < lease.fence
-            || same_attempt
-                && record.fence > lease.fence
-                && record.started_at.as_micros() > granted
+            || same_attempt && record.fence > lease.fence && record.started_at.as_micros() > granted
             || *completed && record.attempts > lease.attempt_number
             || *completed && !matches!(record.state, State::Completed | State::Expired)
             || step.as_deref().is_some_and(|name| {

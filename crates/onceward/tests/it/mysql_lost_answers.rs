@@ -21,9 +21,7 @@ const COMMIT: &[u8] = b"\x03COMMIT";
 const ANSWERED: &[u8] = b"";
 
 /// A store behind a proxy that breaks connections.
-async fn behind_a_proxy(
-    options: impl FnOnce(MySqlOptions) -> MySqlOptions,
-) -> (Home, CutProxy) {
+async fn behind_a_proxy(options: impl FnOnce(MySqlOptions) -> MySqlOptions) -> (Home, CutProxy) {
     let server = MariaDb::shared();
     let proxy = CutProxy::start(server.address());
     let url = server.url_through(proxy.address(), &server.create_database());

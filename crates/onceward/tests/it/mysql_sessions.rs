@@ -141,11 +141,8 @@ async fn the_users_connection_keeps_its_settings_on_mariadb() {
     let answer = app.oneshot(charge("settings-0000000001")).await.expect("infallible");
     assert_eq!(Answer::read(answer).await.status, 201);
     let mut connection = pool.acquire().await.expect("a connection");
-    let shown: u64 = one(
-        &mut connection,
-        "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS UNSIGNED)",
-    )
-    .await;
+    let shown: u64 =
+        one(&mut connection, "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS UNSIGNED)").await;
     assert_eq!(shown, 7);
     assert!(home.store.load(&ask("none").id).await.expect("answers").is_none());
 }

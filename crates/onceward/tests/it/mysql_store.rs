@@ -226,7 +226,10 @@ async fn what_was_acknowledged_survives_a_mariadb_that_is_killed_under_load() {
     assert!(acknowledged.len() > 20, "only {}", acknowledged.len());
     for (id, lease) in acknowledged {
         let record = insist(|| home.store.load(&id)).await.expect("it is there");
-        assert_eq!((record.state, record.fence, record.attempts), (State::Completed, lease.fence, 1));
+        assert_eq!(
+            (record.state, record.fence, record.attempts),
+            (State::Completed, lease.fence, 1)
+        );
     }
     home.store.close().await;
     tokio::task::spawn_blocking(move || drop(server)).await.expect("stopped");

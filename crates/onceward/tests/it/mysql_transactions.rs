@@ -287,7 +287,8 @@ async fn phases_effects_and_messages_commit_step_by_step_and_are_not_made_again(
         let beside = "SELECT (SELECT COUNT(*) FROM onceward_steps) + \
                       (SELECT COUNT(*) FROM onceward_requests)";
         assert_eq!(one::<i64>(&mut look, beside).await, 0, "{level}: all gone with the reply");
-        let state: Vec<u8> = one(&mut look, "SELECT CAST(state AS BINARY) FROM onceward_records").await;
+        let state: Vec<u8> =
+            one(&mut look, "SELECT CAST(state AS BINARY) FROM onceward_records").await;
         assert_eq!(state, State::Completed.name().as_bytes(), "{level}");
     }
 }

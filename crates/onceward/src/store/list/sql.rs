@@ -54,7 +54,8 @@ pub(in super::super) fn page<S: Sql>(sql: &mut S, query: &Query, now: Timestamp)
         sql.push(" AND effects = ").word(effects.name());
     }
     if query.overdue {
-        sql.push(&format!(" AND state = 'pending' AND {} <= ", S::OVERDUE)).integer(now.as_micros());
+        sql.push(&format!(" AND state = 'pending' AND {} <= ", S::OVERDUE))
+            .integer(now.as_micros());
     }
     if query.dead_letters {
         sql.push(" AND state = 'unknown' AND reconcile_after = ");

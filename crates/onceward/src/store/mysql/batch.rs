@@ -230,9 +230,8 @@ impl<'a> Changes<'a> {
         if before.is_some_and(is_accompanied) {
             self.accompanied.push(id);
         }
-        let is_made_anew = |after: &Record| {
-            before.is_some_and(|before| machine::is_made_anew(before, after))
-        };
+        let is_made_anew =
+            |after: &Record| before.is_some_and(|before| machine::is_made_anew(before, after));
         if changed.is_none_or(is_made_anew) {
             self.forgotten.push(id);
         }

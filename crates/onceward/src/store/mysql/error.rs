@@ -132,9 +132,7 @@ pub(super) fn store_error(error: &sqlx::Error, moment: Moment) -> StoreError {
         }
         (
             _,
-            Some(
-                number::READ_ONLY_OPTION | number::READ_ONLY_TRANSACTION | number::READ_ONLY_MODE,
-            ),
+            Some(number::READ_ONLY_OPTION | number::READ_ONLY_TRANSACTION | number::READ_ONLY_MODE),
         ) => (StoreErrorKind::Unavailable, "the server is read-only"),
         _ => (StoreErrorKind::Unavailable, "the server refused a call"),
     };

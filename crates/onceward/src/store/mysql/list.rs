@@ -171,11 +171,7 @@ impl Statement for CountStates {
 }
 
 /// What has an index of its own.
-async fn count_open(
-    session: &mut Session<'_>,
-    stats: &mut Stats,
-    bound: i64,
-) -> sqlx::Result<()> {
+async fn count_open(session: &mut Session<'_>, stats: &mut Stats, bound: i64) -> sqlx::Result<()> {
     for state in [State::InProgress, State::Unknown, State::Pending] {
         let open = format!(
             "SELECT COUNT(*), MIN(since) FROM (SELECT {SINCE} AS since FROM onceward_records \

@@ -146,10 +146,7 @@ fn is_new_enough(version: &str) -> bool {
     [number(), number(), number()] >= oldest
 }
 
-async fn name_of(
-    connection: &mut MySqlConnection,
-    prefix: &str,
-) -> Result<Arc<str>, sqlx::Error> {
+async fn name_of(connection: &mut MySqlConnection, prefix: &str) -> Result<Arc<str>, sqlx::Error> {
     let name = with_prefix("SELECT value FROM onceward_meta WHERE name = 'name'", prefix);
     let row = sqlx::query(AssertSqlSafe(name)).fetch_one(connection).await?;
     let name: Vec<u8> = row.try_get_unchecked(0)?;
@@ -193,7 +190,8 @@ async fn migrate(
         let found = found.unwrap_or(0);
         return Err(MySqlConnectError::NotMigrated { prefix: prefix.into(), found, known });
     }
-    let lock = sqlx::query_scalar("SELECT GET_LOCK(CONCAT('onceward ', MD5(CONCAT(DATABASE(), ?))), ?)");
+    let lock =
+        sqlx::query_scalar("SELECT GET_LOCK(CONCAT('onceward ', MD5(CONCAT(DATABASE(), ?))), ?)");
     let lock = lock.bind(prefix.to_owned()).bind(MIGRATION_TIME_MAX.as_secs());
     let locked: Option<i64> = lock.fetch_one(&mut *connection).await?;
     if locked != Some(1) {
@@ -228,7 +226,14 @@ mod tests {
 
     #[test]
     fn servers_that_are_too_old_are_told_from_those_that_do() {
-        for good in ["8.0.16", "8.4.2-log", "9.7.4", "10.6.0-MariaDB", "5.5.5-10.11.19-MariaDB-0+deb12u1", "11.4.2-MariaDB"] {
+        for good in [
+            "8.0.16",
+            "8.4.2-log",
+            "9.7.4",
+            "10.6.0-MariaDB",
+            "5.5.5-10.11.19-MariaDB-0+deb12u1",
+            "11.4.2-MariaDB",
+        ] {
             assert!(is_new_enough(good), "{good}");
         }
         for old in ["8.0.15", "5.7.44", "10.5.99-MariaDB", "5.5.5-10.3.1-MariaDB", "nonsense"] {

@@ -72,9 +72,9 @@ pub(super) async fn stage_in(
     }
     let derived_key = owner.derived_key(&message.name);
     // Nobody deletes it as long as this record is in progress.
-    let before = session.statements.named(
-        "SELECT message_id, record_created_at FROM onceward_outbox WHERE derived_key = ?",
-    );
+    let before = session
+        .statements
+        .named("SELECT message_id, record_created_at FROM onceward_outbox WHERE derived_key = ?");
     let before = before.word(&derived_key).fetch_optional(&mut *session.connection).await?;
     if let Some(before) = before {
         if before.try_get::<i64, _>("record_created_at")? == record.created_at.as_micros() {

@@ -99,10 +99,7 @@ impl Statements {
         };
         let rows = |size: usize| {
             let rows = vec![row.as_str(); size].join(", ");
-            format!(
-                "INSERT INTO onceward_records (record_id, {}) VALUES {rows}",
-                record_columns!()
-            )
+            format!("INSERT INTO onceward_records (record_id, {}) VALUES {rows}", record_columns!())
         };
         let changed = REST.split(", ").map(|name| format!("{name} = VALUES({name})"));
         let changed = changed.collect::<Vec<_>>().join(", ");

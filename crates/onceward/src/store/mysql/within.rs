@@ -78,9 +78,7 @@ async fn is_in_transaction(connection: &mut MySqlConnection) -> Result<(), NotWr
     let check = "SAVEPOINT onceward_check; RELEASE SAVEPOINT onceward_check";
     match sqlx::raw_sql(check).execute(connection).await {
         Ok(_) => Ok(()),
-        Err(error) if is_no_savepoint(&error) => {
-            Err(NotWritten::Misuse(Misuse::NotInTransaction))
-        }
+        Err(error) if is_no_savepoint(&error) => Err(NotWritten::Misuse(Misuse::NotInTransaction)),
         Err(error) => Err(not_written(error)),
     }
 }

@@ -22,9 +22,7 @@ use crate::{
     clock::Timestamp,
     machine::{self, Change},
     record::{AuditRecord, Record, RecordId, SavedStep, State},
-    store::{
-        Identity, IdentityCheck, Reaped, Resumable, Swept, Which, request::decode_request,
-    },
+    store::{Identity, IdentityCheck, Reaped, Resumable, Swept, Which, request::decode_request},
 };
 
 /// How many records are moved on in one call.
@@ -198,7 +196,11 @@ impl Statement for Sweep {
                 if let (Some(number), Ok(record)) = (number, read_record(row)) {
                     let step = machine::sweep(&record, now);
                     if let (Change::Put(after), Some(_)) = (&step.change, &step.answer) {
-                        moved.push((Found { row: number, record: Ok(record) }, after.clone(), step));
+                        moved.push((
+                            Found { row: number, record: Ok(record) },
+                            after.clone(),
+                            step,
+                        ));
                     }
                 }
             }
@@ -252,7 +254,11 @@ impl Statement for Reap {
     }
 }
 
-async fn reap(session: &mut Session<'_>, rows: &[MySqlRow], now: Timestamp) -> sqlx::Result<Reaped> {
+async fn reap(
+    session: &mut Session<'_>,
+    rows: &[MySqlRow],
+    now: Timestamp,
+) -> sqlx::Result<Reaped> {
     let mut reaped = Reaped::default();
     // Tombstones that are left with the same are made by one statement.
     let mut buried: BTreeMap<(bool, Option<u16>), (Record, Vec<i64>)> = BTreeMap::new();
@@ -340,7 +346,8 @@ impl Statement for CheckIdentity {
         let known =
             session.statements.named("SELECT value FROM onceward_meta WHERE name = 'identity'");
         let known = known.fetch_one(&mut *session.connection).await?;
-        let known = Columns { row: &known, next: 0 }.text("identity").map_err(unreadable)? == self.0.as_str();
+        let known = Columns { row: &known, next: 0 }.text("identity").map_err(unreadable)?
+            == self.0.as_str();
         Ok(if known { IdentityCheck::Same } else { IdentityCheck::Different })
     }
 }

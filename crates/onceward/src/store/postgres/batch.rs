@@ -141,6 +141,5 @@ pub(super) async fn send(
 /// The same error for each of several callers.
 pub(super) fn for_each(error: &StoreError) -> StoreError {
     let source = std::error::Error::source(error).map(ToString::to_string);
-    StoreError::new(error.kind(), STORE, error.to_string())
-        .with_source(source.unwrap_or_default())
+    StoreError::new(error.kind(), STORE, error.to_string()).with_source(source.unwrap_or_default())
 }

@@ -13,9 +13,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     record::{AttemptId, Fence, Lease, Record},
-    store::{
-        Ask, Found, Mode, Reservation, StoreError, lane::Sender, request::encode_request,
-    },
+    store::{Ask, Found, Mode, Reservation, StoreError, lane::Sender, request::encode_request},
 };
 
 /// How often those are asked for again that others made between the two halves of a reserve.

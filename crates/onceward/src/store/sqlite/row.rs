@@ -6,8 +6,8 @@ use sqlx::{
     sqlite::{SqliteArguments, SqliteRow},
 };
 
-pub(super) use super::super::row::*;
 use super::super::headers::encode_headers;
+pub(super) use super::super::row::*;
 use crate::record::Record;
 
 #[cfg(feature = "testing")]
@@ -94,4 +94,3 @@ pub(super) fn buried(record: &Record) -> serde_json::Value {
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
-
