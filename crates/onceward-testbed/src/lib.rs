@@ -9,7 +9,7 @@ mod pgbouncer; // a pool before it, in transaction mode
 mod proxy; // TCP connections that break on purpose
 mod watchdog; // ends a server with its owner
 
-pub use mariadb::{MariaDb, OK_PACKET};
+pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};

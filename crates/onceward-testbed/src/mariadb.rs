@@ -16,10 +16,6 @@ use crate::{
     watchdog::{Watchdog, run, unprivileged},
 };
 
-/// How MariaDB says that a statement which returns no rows is done, as far as it is always the same: the
-/// first packet of an answer, which begins with a zero.
-pub const OK_PACKET: &[u8] = b"\0\0\x01\0";
-
 /// A MariaDB server with default durability (`innodb_flush_log_at_trx_commit` is 1), which ends and
 /// leaves nothing behind when it is dropped or when its process dies.
 ///

@@ -44,6 +44,11 @@ impl Home {
         }
     }
 
+    /// Reserves what must be free, for an attempt that is not heard of again.
+    pub(crate) async fn occupy(&self, ask: &Ask) {
+        let _lease = self.grant(ask).await;
+    }
+
     /// A write that must be applied.
     pub(crate) async fn write(&self, lease: &Lease, write: Write) {
         let written = self.store.write(lease, write).await.expect("write answers");

@@ -79,7 +79,10 @@ async fn calls_that_are_dropped_at_any_moment_leave_no_transaction_open_on_maria
     let mut open = home.connection().await;
     crate::mysql_home::run(&mut open, "BEGIN; SELECT * FROM onceward_records FOR UPDATE").await;
     let mut look = home.connection().await;
-    assert_eq!(one::<i64>(&mut look, IDLE).await, 1);
+    // What the server tells of transactions is a little old.
+    while one::<i64>(&mut look, IDLE).await == 0 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

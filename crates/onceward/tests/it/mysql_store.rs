@@ -246,7 +246,7 @@ async fn tables_are_made_once_and_newer_ones_are_left_alone() {
     let together = futures_util::future::join_all(together).await;
     assert!(together.iter().all(Result::is_ok), "{together:?}");
     let home = Home::at(url.clone(), |options| options.migrate(false)).await;
-    home.grant(&ask("there-0000000001")).await;
+    home.occupy(&ask("there-0000000001")).await;
     // A migration that a crash has cut off is made again.
     let mut other = home.connection().await;
     run(&mut other, "DELETE FROM onceward_migrations").await;
@@ -275,6 +275,6 @@ async fn addresses_that_cannot_work_are_refused_with_a_reason() {
     // And its twin: another prefix is another store in the same database.
     let one = Home::at(server.url(&database), |options| options).await;
     let other = Home::at(server.url(&database), |options| options.prefix("other_")).await;
-    one.grant(&ask("two-stores-0001")).await;
-    other.grant(&ask("two-stores-0001")).await;
+    one.occupy(&ask("two-stores-0001")).await;
+    other.occupy(&ask("two-stores-0001")).await;
 }
