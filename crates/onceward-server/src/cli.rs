@@ -74,8 +74,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<SocketAddr>,
 
-    /// Where records are kept: file:PATH, postgres://..., redis://..., dynamodb://TABLE, or memory: for
-    /// trying things out
+    /// Where records are kept: file:PATH, postgres://..., mysql://..., redis://..., dynamodb://TABLE, or
+    /// memory: for trying things out
     /// [default: file:./onceward.db].
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,

@@ -105,6 +105,8 @@ pub(crate) enum StoreUrl {
     File(PathBuf),
     /// In a PostgreSQL database.
     Postgres(String),
+    /// In a MySQL or MariaDB database.
+    MySql(String),
     /// In a Redis or Valkey server, or a Cluster of them.
     Redis(String),
     /// In a table of DynamoDB.
@@ -169,6 +171,7 @@ impl fmt::Debug for StoreUrl {
             StoreUrl::Memory => f.write_str("memory:"),
             StoreUrl::File(path) => write!(f, "file:{}", path.display()),
             StoreUrl::Postgres(_) => f.write_str("postgres://"),
+            StoreUrl::MySql(_) => f.write_str("mysql://"),
             StoreUrl::Redis(_) => f.write_str("redis://"),
             StoreUrl::Dynamo(url) => write!(f, "{url}"),
         }
@@ -400,6 +403,9 @@ pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<Store
         Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => {
             Ok(StoreUrl::Postgres(url.to_owned()))
         }
+        Some(("mysql" | "mariadb", rest)) if rest.starts_with("//") => {
+            Ok(StoreUrl::MySql(url.to_owned()))
+        }
         Some(("file", path)) if !path.is_empty() => {
             Ok(StoreUrl::File(path.strip_prefix("//").unwrap_or(path).into()))
         }
@@ -411,15 +417,10 @@ pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<Store
         Some(("dynamodb", rest)) if rest.starts_with("//") => {
             Ok(StoreUrl::Dynamo(DynamoUrl::parse(rest.trim_start_matches('/'))?))
         }
-        Some((scheme @ "mysql", _)) => {
-            bail!(
-                "a {scheme} store is not known to this version; use postgres://, dynamodb://, \
-                 redis://, file: or memory:"
-            )
-        }
         // The text is not repeated: store addresses hold passwords.
         _ => bail!(
-            "the store is neither postgres://, dynamodb://TABLE, redis://, file:PATH nor memory:"
+            "the store is neither postgres://, mysql://, dynamodb://TABLE, redis://, file:PATH nor \
+             memory:"
         ),
     }
 }

@@ -4,8 +4,9 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    CachedStore, DynamoOptions, DynamoStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore,
-    RedisOptions, RedisStore, SealedStore, SqliteOptions, SqliteStore, Store, store::site::Site,
+    CachedStore, DynamoOptions, DynamoStore, KeyRing, MemoryStore, MySqlOptions, MySqlStore,
+    OutboxStore, PgOptions, PgStore, RedisOptions, RedisStore, SealedStore, SqliteOptions,
+    SqliteStore, Store, store::site::Site,
 };
 
 use crate::config::{CacheUrl, DynamoUrl, StoreUrl};
@@ -16,9 +17,15 @@ pub(crate) fn site(url: &StoreUrl) -> Box<dyn Site> {
         StoreUrl::Memory => Box::new(MemoryStore::new()),
         StoreUrl::File(path) => Box::new(SqliteOptions::new(path)),
         StoreUrl::Postgres(url) => Box::new(PgOptions::new(url.as_str())),
+        StoreUrl::MySql(url) => Box::new(mysql_options(url)),
         StoreUrl::Redis(url) => Box::new(RedisOptions::best_effort(url)),
         StoreUrl::Dynamo(url) => Box::new(dynamo_options(url)),
     }
+}
+
+/// The driver knows the one name of the scheme.
+fn mysql_options(url: &str) -> MySqlOptions {
+    MySqlOptions::new(url.replacen("mariadb://", "mysql://", 1))
 }
 
 fn dynamo_options(url: &DynamoUrl) -> DynamoOptions {
@@ -47,6 +54,7 @@ enum Kind {
     Dynamo,
     File(Arc<SqliteStore>),
     Postgres(Arc<PgStore>),
+    MySql(Arc<MySqlStore>),
     /// Nothing: its connections end with it.
     Redis,
 }
@@ -62,6 +70,7 @@ impl OpenStore {
             StoreUrl::Memory => Self::of(Arc::new(MemoryStore::new()), Kind::Memory),
             StoreUrl::File(path) => Self::open_file(path).await?,
             StoreUrl::Postgres(url) => Self::connect(url).await?,
+            StoreUrl::MySql(url) => Self::connect_to_mysql(url).await?,
             StoreUrl::Redis(url) => Self::connect_redis(url).await?,
             StoreUrl::Dynamo(url) => Self::open_table(url).await?,
         };
@@ -91,6 +100,7 @@ impl OpenStore {
             Kind::Memory | Kind::Redis | Kind::Dynamo => None,
             Kind::File(file) => Some(Arc::clone(file) as _),
             Kind::Postgres(store) => Some(Arc::clone(store) as _),
+            Kind::MySql(store) => Some(Arc::clone(store) as _),
         }
     }
 
@@ -126,12 +136,19 @@ impl OpenStore {
         Ok(Self::of(Arc::new(store), Kind::Dynamo))
     }
 
+    async fn connect_to_mysql(url: &str) -> Result<OpenStore> {
+        let store = MySqlStore::connect(mysql_options(url)).await;
+        let store = Arc::new(store.context("the MySQL store")?);
+        Ok(Self::of(Arc::clone(&store) as Arc<dyn Store>, Kind::MySql(store)))
+    }
+
     /// Leaves the store in a clean state. Nothing may be using it any more.
     pub(crate) async fn close(self) {
         match self.kind {
             Kind::Memory | Kind::Redis | Kind::Dynamo => {}
             Kind::File(file) => file.close().await,
             Kind::Postgres(store) => store.close().await,
+            Kind::MySql(store) => store.close().await,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A server ends with whoever started it, also when that process is killed. A missing server
 //! program is a panic, never a skipped test: `./test` installs them all.
 
+mod mariadb; // a MariaDB server, the same
 mod postgres; // a PostgreSQL server, with the durability that users get
 mod pgbouncer; // a pool before it, in transaction mode
 mod redis; // a Redis server that syncs each write, and a Cluster of them
@@ -11,6 +12,7 @@ mod proxy; // TCP connections that break on purpose
 mod watchdog; // ends a server with its owner
 
 pub use dynamodb::DynamoDb;
+pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};

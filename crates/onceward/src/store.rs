@@ -20,33 +20,56 @@ use crate::{
     scope::Scope,
 };
 
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod beside;
 mod canary;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 mod error;
-pub mod list;
 #[cfg(any(
     feature = "sqlite",
     feature = "postgres",
+    feature = "mysql",
     feature = "redis",
     feature = "dynamodb",
     feature = "encryption"
 ))]
 mod headers;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod lane;
+pub mod list;
 pub(crate) mod mark;
 mod memory;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod message_row;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb", feature = "encryption"))]
+#[cfg(any(
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "dynamodb",
+    feature = "encryption"
+))]
 mod request;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod row;
 mod scope_key;
 #[cfg(feature = "encryption")]
 mod sealed;
 pub mod site;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod step;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod turn;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod witness;
 
 pub use canary::{Beat, Beaten, NodeId, Pulse, Regression};
 #[cfg(feature = "dynamodb")]
@@ -54,6 +77,8 @@ pub use dynamodb::{DynamoDatabase, DynamoOpenError, DynamoOptions, DynamoStore};
 pub use error::{StoreError, StoreErrorKind};
 use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
+#[cfg(feature = "mysql")]
+pub use mysql::{MySqlConnectError, MySqlDatabase, MySqlOptions, MySqlStore};
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
 #[cfg(feature = "redis")]
@@ -246,6 +271,9 @@ pub enum Database {
     /// The database of a [`PgStore`].
     #[cfg(feature = "postgres")]
     Postgres(PgDatabase),
+    /// The database of a [`MySqlStore`].
+    #[cfg(feature = "mysql")]
+    MySql(MySqlDatabase),
     /// The table of a [`DynamoStore`].
     #[cfg(feature = "dynamodb")]
     Dynamo(DynamoDatabase),

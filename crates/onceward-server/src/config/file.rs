@@ -88,8 +88,9 @@ pub(crate) struct Gateway {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Store {
-    /// `file:PATH`, `postgres://...`, `redis://...` (`rediss://` with TLS, `redis+cluster://` for a
-    /// Cluster), `dynamodb://TABLE`, or `memory:` for trying things out. `file:./onceward.db` by
+    /// `file:PATH`, `postgres://...`, `mysql://...`, `redis://...` (`rediss://` with TLS,
+    /// `redis+cluster://` for a Cluster), `dynamodb://TABLE`, or `memory:` for trying things out.
+    /// `file:./onceward.db` by
     /// default.
     pub(crate) url: Option<Text>,
     /// `durable`, the default, or `best-effort`: it is understood that a Redis store can lose what it

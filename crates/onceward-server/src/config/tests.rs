@@ -178,10 +178,10 @@ fn wrong_values_are_named_with_their_key_and_what_was_probably_meant() {
             "[scope]\ntrusted_proxies = [\"10.0.0.1/8\"]",
             "scope.trusted_proxies: `10.0.0.1/8` has bits",
         ),
-        ("[store]\nurl = \"mysql://user:pw@db\"", "a mysql store is not known"),
+        ("[store]\nurl = \"oracle://user:pw@db\"", "the store is neither postgres://"),
         (
             "[store]\nurl = \"sqlite:x\"",
-            "neither postgres://, dynamodb://TABLE, file:PATH nor memory:",
+            "neither postgres://, mysql://, dynamodb://TABLE, redis://, file:PATH nor memory:",
         ),
     ] {
         let error = refusal(toml);

@@ -376,13 +376,15 @@ pub(super) fn duration(duration: Duration) -> String {
 /// Without its password.
 fn store_url(url: &StoreUrl) -> String {
     match url {
-        StoreUrl::Postgres(url) | StoreUrl::Redis(url) => without_password(url),
-        StoreUrl::Memory | StoreUrl::File(_) => format!("{url:?}"),
+        StoreUrl::Postgres(url) | StoreUrl::MySql(url) | StoreUrl::Redis(url) => {
+            without_password(url)
+        }
+        StoreUrl::Memory | StoreUrl::File(_) | StoreUrl::Dynamo(_) => format!("{url:?}"),
     }
 }
 
 fn without_password(url: &str) -> String {
-    let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", url));
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
     let (address, query) = match rest.split_once('?') {
         Some((address, query)) => (address, Some(query)),
         None => (rest, None),
@@ -419,6 +421,8 @@ mod tests {
         }
         let redis = StoreUrl::Redis("redis+cluster://:secret@a:1,b:2".to_owned());
         assert_eq!(store_url(&redis), "redis+cluster://:***@a:1,b:2");
+        let mysql = StoreUrl::MySql("mysql://u:secret@db/shop?ssl-mode=REQUIRED".to_owned());
+        assert_eq!(store_url(&mysql), "mysql://u:***@db/shop?ssl-mode=REQUIRED");
         assert_eq!(store_url(&StoreUrl::File("./x.db".into())), "file:./x.db");
     }
 

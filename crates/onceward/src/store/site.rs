@@ -13,7 +13,7 @@ pub use finding::{Class, Finding, Verdict};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use schema::{By, breaking, since};
 pub use schema::{Migration, Schema, Standing, Step};
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
 pub(crate) use skew::{ASKED, Asked, skew};
 
 /// Why a store could not be looked at, without the password that its address may hold.

@@ -25,7 +25,7 @@ pub(super) struct OwnArgs {
     /// The configuration of the gateway, which says where the store is and how it is sealed.
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     config: Option<PathBuf>,
-    /// The store, if there is no configuration: file:PATH, postgres://..., redis://... or
+    /// The store, if there is no configuration: file:PATH, postgres://..., mysql://..., redis://... or
     /// dynamodb://TABLE
     #[arg(long, value_name = "URL")]
     store: Option<String>,
@@ -105,7 +105,10 @@ impl OwnArgs {
             StoreUrl::File(path) => {
                 ensure!(path.exists(), "there is no store at {}", path.display());
             }
-            StoreUrl::Postgres(_) | StoreUrl::Redis(_) | StoreUrl::Dynamo(_) => {}
+            StoreUrl::Postgres(_)
+            | StoreUrl::MySql(_)
+            | StoreUrl::Redis(_)
+            | StoreUrl::Dynamo(_) => {}
         }
         let slack = duration::parse(slack).context("--slack")?;
         let reading = Reading {

@@ -6,7 +6,6 @@ use sqlx::postgres::PgRow;
 
 use super::{
     batch::{Sent, for_each, send},
-    lane::Sender,
     link::{Call, Caller, Link, call},
     look::Look,
     row::{micros, reply_parts, uuid},
@@ -14,7 +13,7 @@ use super::{
 use crate::{
     record::{AttemptId, Lease, RecordId},
     reply::Reply,
-    store::{StoreError, Write, Written},
+    store::{StoreError, Write, Written, lane::Sender},
 };
 
 /// A write that stands in line.

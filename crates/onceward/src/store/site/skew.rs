@@ -1,4 +1,4 @@
-#![cfg(any(feature = "postgres", feature = "redis"))]
+#![cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
