@@ -157,7 +157,7 @@ fn with_key(name: &'static str, route: &Arc<str>, then: impl FnOnce(&metrics::Ke
     }
     let is_meant = |(of, about, _): &&Known| std::ptr::eq(*of, name) && Arc::ptr_eq(about, route);
     KEYS.with(|keys| {
-        if keys.borrow().iter().find(is_meant).is_none() {
+        if !keys.borrow().iter().any(|known| is_meant(&known)) {
             let key = metrics::Key::from_parts(name, vec![Label::new("route", route.to_string())]);
             let mut keys = keys.borrow_mut();
             if keys.len() >= KEYS_MAX {

@@ -30,7 +30,7 @@ impl Place {
 
     /// Which of so many shards it is in. By the bits in the middle: a map looks at both ends.
     pub(super) fn shard_of(&self, shards: usize) -> usize {
-        let middle = usize::try_from(self.hash >> 32 & 0xffff).unwrap_or_default();
+        let middle = usize::try_from((self.hash >> 32) & 0xffff).unwrap_or_default();
         middle % shards
     }
 }
