@@ -108,7 +108,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
         Some(server) => Some(server.settings().await?),
         None => None,
     };
-    let bench = Bench { options: &options, binary, server };
+    let bench = Bench { options: &options, binary, server, own: [std::process::id()] };
     let mut measurements = Vec::new();
     for connections in options.connections.iter().copied() {
         let mut turns: Vec<_> = options
@@ -156,6 +156,8 @@ struct Bench<'a> {
     options: &'a Options,
     binary: PathBuf,
     server: Option<Server>,
+    /// The processes of the benchmark where it has no server.
+    own: [u32; 1],
 }
 
 impl Bench<'_> {
@@ -164,7 +166,8 @@ impl Bench<'_> {
             connections,
             warm_up: Duration::from_secs_f64(self.options.warm_up),
             time: Duration::from_secs_f64(self.options.seconds),
-            processes: self.server.as_ref().map_or(&[], Server::processes),
+            processes: self.server.as_ref().map_or(&self.own, Server::processes),
+            contestant: None,
         }
     }
 
@@ -177,8 +180,9 @@ impl Bench<'_> {
         let upstream = postgres::Contestant::Echo.start("", 0)?;
         let directory = tempfile::tempdir()?;
         let before = self.start(contestant, &upstream, &directory).await?;
-        let address = before.as_ref().unwrap_or(&upstream).address;
-        let load = self.load(connections);
+        let measured = before.as_ref().unwrap_or(&upstream);
+        let address = measured.address;
+        let load = Load { contestant: Some(measured.id()), ..self.load(connections) };
         let body = BODY.as_bytes();
         let keys = match workload {
             Workload::First => Keys::New,

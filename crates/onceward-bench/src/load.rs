@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::machine::{Interference, Snapshot};
+use crate::machine::{Interference, Snapshot, worked_for};
 
 /// What a stalled service gets on top of its time, before the run is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -52,12 +52,16 @@ pub(crate) struct Load<'a> {
     pub(crate) time: Duration,
     /// The processes that belong to the benchmark, with their descendants.
     pub(crate) processes: &'a [u32],
+    /// The process whose work is measured, if it is one.
+    pub(crate) contestant: Option<u32>,
 }
 
 /// What came of it.
 pub(crate) struct Figures {
     /// What others did meanwhile.
     pub(crate) interference: Interference,
+    /// How long the processors worked for the contestant, in seconds, while requests were counted.
+    pub(crate) worked: Option<f64>,
     /// How long each request took, in nanoseconds, sorted.
     pub(crate) latencies: Vec<u64>,
     /// The last answer of each connection, warm-up included.
@@ -87,6 +91,7 @@ impl Load<'_> {
         let before = Snapshot::take(self.processes)?;
         let from = Instant::now() + self.warm_up;
         let until = from + self.time;
+        let worked = self.contestant.map(|id| tokio::spawn(worked_between(id, from, until)));
         let mut tasks = JoinSet::new();
         for connection in connections {
             tasks.spawn(send(connection, keys.clone(), from, until));
@@ -105,7 +110,11 @@ impl Load<'_> {
         let interference = Snapshot::take(self.processes)?.since(before);
         ensure!(!latencies.is_empty(), "nothing was answered within the time");
         latencies.sort_unstable();
-        Ok(Figures { interference, latencies, last })
+        let worked = match worked {
+            Some(worked) => Some(worked.await??),
+            None => None,
+        };
+        Ok(Figures { interference, worked, latencies, last })
     }
 
     /// Has `count` new keys answered.
@@ -136,6 +145,14 @@ impl Load<'_> {
         }
         Ok(answered)
     }
+}
+
+/// How long the processors work for a process between two times, in seconds.
+async fn worked_between(process: u32, from: Instant, until: Instant) -> anyhow::Result<f64> {
+    tokio::time::sleep_until(from.into()).await;
+    let before = worked_for(process)?;
+    tokio::time::sleep_until(until.into()).await;
+    Ok(worked_for(process)? - before)
 }
 
 /// Sends each key again: the bodies must be those of the first answers.
@@ -331,7 +348,7 @@ mod tests {
     fn a_percentile_is_a_latency_that_was_seen() {
         let latencies = (1..=100).map(|micros| micros * 1000).collect();
         let interference = Interference { foreign: 0.0, steal: 0.0 };
-        let figures = Figures { interference, latencies, last: Vec::new() };
+        let figures = Figures { interference, worked: None, latencies, last: Vec::new() };
         assert_eq!(figures.percentile_us(0.5), 50.0);
         assert_eq!(figures.percentile_us(0.99), 99.0);
     }

@@ -68,6 +68,14 @@ impl Snapshot {
     }
 }
 
+/// How long the processors have worked for a process so far, in seconds.
+pub(crate) fn worked_for(process: u32) -> anyhow::Result<f64> {
+    // On Linux a tick is a hundredth of a second for whoever reads it here.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let read = Process::read(&Path::new("/proc").join(process.to_string()));
+    Ok(read.context("a contestant has ended")?.ticks as f64 / TICKS_PER_SECOND)
+}
+
 struct Process {
     parent: u32,
     ticks: u64,
@@ -129,6 +137,7 @@ mod tests {
             }
         };
         assert!(after.busy > before.busy);
+        assert!(worked_for(own[0]).expect("on Linux") > 0.0);
         assert_eq!(Snapshot::take(&[u32::MAX]).expect("on Linux").ours, 0);
     }
 }

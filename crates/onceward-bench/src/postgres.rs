@@ -152,6 +152,7 @@ impl Run<'_> {
             warm_up: Duration::from_secs_f64(self.options.warm_up),
             time: Duration::from_secs_f64(seconds),
             processes: self.server.processes(),
+            contestant: None,
         };
         let figures = self.load(turn, load, process.address, &url).await;
         let figures =

@@ -27,6 +27,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// It tells its address in its first line.
     pub(crate) fn start(name: &str, command: &mut Command) -> anyhow::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;

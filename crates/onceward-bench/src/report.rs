@@ -50,6 +50,8 @@ pub(crate) struct Measurement {
     pub(crate) per_second: f64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
+    /// How long the processors worked for the contestant, for each request.
+    pub(crate) cpu_us: Option<f64>,
     pub(crate) interference: Interference,
 }
 
@@ -66,6 +68,7 @@ impl Measurement {
             per_second: figures.latencies.len() as f64 / load.time.as_secs_f64(),
             p50_us: figures.percentile_us(0.5),
             p99_us: figures.percentile_us(0.99),
+            cpu_us: figures.worked.map(|worked| worked * 1e6 / figures.latencies.len() as f64),
             interference: figures.interference,
         }
     }
@@ -115,9 +118,11 @@ struct Quantity {
     of: fn(&Measurement) -> f64,
 }
 
-const QUANTITIES: [Quantity; 2] = [
+const QUANTITIES: [Quantity; 3] = [
     Quantity { what: "requests/s", of: |measurement| measurement.per_second },
     Quantity { what: "p50", of: |measurement| measurement.p50_us },
+    // Not measured everywhere.
+    Quantity { what: "CPU", of: |measurement| measurement.cpu_us.unwrap_or(f64::NAN) },
 ];
 
 impl Report {
@@ -180,6 +185,9 @@ impl Report {
                         .zip(self.by_round(group, to, of))
                         .map(|(one, other)| one / other)
                         .collect();
+                    if rounds.iter().any(|ratio| ratio.is_nan()) {
+                        continue;
+                    }
                     ratios.push(Ratio {
                         connections: group.0,
                         workload: group.1,
@@ -222,8 +230,8 @@ impl Report {
         let (connections, workload) = group;
         println!("\n{}, connections: {connections}, {} s a round", workload.name(), self.seconds);
         println!(
-            "{:<18}{:>6}{:>12}{:>20}{:>11}{:>11}{:>12}",
-            "", "pool", "requests/s", "(min - max)", "p50 ms", "p99 ms", "others"
+            "{:<18}{:>6}{:>12}{:>20}{:>11}{:>11}{:>11}{:>12}",
+            "", "pool", "requests/s", "(min - max)", "p50 ms", "p99 ms", "CPU us", "others"
         );
         for contestant in self.contestants(group) {
             let figures = |of: fn(&Measurement) -> f64| -> Vec<f64> {
@@ -232,8 +240,10 @@ impl Report {
             let rates = figures(|one| one.per_second);
             let pool = self.of(group).find(|one| one.contestant == contestant);
             let pool = pool.and_then(|one| one.pool).map_or(String::new(), |pool| pool.to_string());
+            let cpu = median(&figures(|one| one.cpu_us.unwrap_or(f64::NAN)));
+            let cpu = if cpu.is_nan() { String::new() } else { format!("{cpu:.1}") };
             println!(
-                "{:<18}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{:>11.0}%",
+                "{:<18}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{cpu:>11}{:>11.0}%",
                 contestant,
                 median(&rates),
                 format!(
@@ -289,6 +299,7 @@ mod tests {
             per_second,
             p50_us: 1.0,
             p99_us: 1.0,
+            cpu_us: None,
             interference: Interference { foreign: 0.0, steal: 0.0 },
         }
     }
@@ -306,5 +317,6 @@ mod tests {
         assert_eq!((&*ratio.contestant, &*ratio.to, ratio.what), ("fast", "slow", "requests/s"));
         assert_eq!(ratio.rounds, [2.0, 3.0]);
         assert_eq!(ratio.median, 2.5);
+        assert!(report.ratios.iter().all(|ratio| ratio.what != "CPU"), "it was not measured");
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! pass on    headers changed, bodies streamed both ways
 //! observe    the same, while the shadow looks on
-//! protect    admitted, body buffered, then a task of its own: reserve, forward, store, answer
+//! protect    admitted, body buffered; from then on nobody cancels it: reserve, forward, store, answer
 //! ```
 
 use std::{
@@ -51,7 +51,7 @@ use budget::{Budget, Room};
 pub(crate) use cors::Cors;
 use cors::CrossOrigin;
 pub(crate) use dispatch::Dispatcher;
-use forward::{Forward, ReplyRoom};
+use forward::Forward;
 use headers::Trailers;
 pub(crate) use headers::{Deciding, Rewrite};
 use paced::Paced;
@@ -150,7 +150,7 @@ impl Gateway {
         &self,
         setup: &Setup,
         route: &Route,
-        parts: Parts,
+        mut parts: Parts,
         body: Incoming,
     ) -> Response<GatewayBody> {
         let (engine, policy) = (&setup.engine, &route.policy);
@@ -170,7 +170,11 @@ impl Gateway {
             Ok(body) => body,
             Err(answered) => return answered,
         };
-        let head = setup.rewrite.request(&parts, Trailers::Drop);
+        // From here on only the rewritten head says where the request came from.
+        let extensions = std::mem::take(&mut parts.extensions);
+        let mut head = parts.clone();
+        head.extensions = extensions;
+        let head = setup.rewrite.request(head, Trailers::Drop);
         let admitted = match policy.rules().queued {
             // What upstream is to know about the client is known now.
             Some(_) => admitted.keeping(head.clone()),
@@ -181,11 +185,9 @@ impl Gateway {
         self.make_room(response)
     }
 
-    /// Answers take room until they are sent. A replay for which there is none can be had again.
-    fn make_room(&self, mut response: Response<GatewayBody>) -> Response<GatewayBody> {
-        if let Some(ReplyRoom(room)) = response.extensions_mut().remove() {
-            return response.map(|body| body.holding(room));
-        }
+    /// Answers take room until they are sent: what was executed has its own. A replay for which there is
+    /// none can be had again.
+    fn make_room(&self, response: Response<GatewayBody>) -> Response<GatewayBody> {
         if response.headers().get(&ONCEWARD_OUTCOME).is_none_or(|outcome| outcome != "replayed") {
             return response;
         }

@@ -71,6 +71,9 @@ const HTTP2_CONNECTION_WINDOW: u32 = 1 << 20;
 /// How often a connection may make us reset its streams before it is closed.
 const HTTP2_ERRORS_MAX: usize = 128;
 
+/// As many headers as hyper takes where nothing is said.
+const HYPER_HEADERS_MAX: usize = 100;
+
 /// Answers requests.
 pub(crate) trait Answer: Clone + Send + Sync + 'static {
     /// What answers are made of.
@@ -255,9 +258,12 @@ fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_time_max)
-        .max_headers(limits.headers_max)
         // A head has to fit into the buffer.
         .max_buf_size(limits.head_bytes_max);
+    // With a number of its own, hyper clears room for as many headers with each request.
+    if limits.headers_max != HYPER_HEADERS_MAX {
+        server.http1().max_headers(limits.headers_max);
+    }
     let head_bytes_max = u32::try_from(limits.head_bytes_max).unwrap_or(u32::MAX);
     server
         .http2()

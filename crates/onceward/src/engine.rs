@@ -6,7 +6,7 @@
 //! ```text
 //! admit    scope, then key                                    401, 400
 //!          (the caller buffers the body to the policy's cap    413)
-//! run      in a task of its own, that nobody cancels:
+//! run      to its end, whoever waits for it:
 //!            fingerprint, breaker, limits                     503, 429
 //!            reserve (only a look for who has no quota left), decide
 //!            Accepted: answer; a worker claims it later and executes it in the same way
@@ -350,8 +350,8 @@ impl Engine {
         self.lookup_key.as_ref().map_or_else(|| key.clone(), |lookup| lookup.stored(key))
     }
 
-    /// Runs an admitted request to its end. To be spawned: the answer comes through the channel,
-    /// and the task may go on after it.
+    /// Runs an admitted request to its end. The answer comes through the channel, and there may be more
+    /// to do after it. To be spawned, or to be polled by somebody who spawns what is left.
     ///
     /// # Cancel safety
     /// Must not be dropped: an attempt that was begun would stay in progress until its lease ends,

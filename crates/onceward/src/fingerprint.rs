@@ -337,7 +337,13 @@ impl Recipe {
         for coding in media::codings(&parts.headers) {
             message.lowercase_part(tag::CONTENT_CODING, coding);
         }
-        let overrides = METHOD_OVERRIDES
+        // Few requests have any: their names are looked at once.
+        let overrides: &[HeaderName] =
+            match parts.headers.keys().any(|name| METHOD_OVERRIDES.contains(name)) {
+                true => &METHOD_OVERRIDES,
+                false => &[],
+            };
+        let overrides = overrides
             .iter()
             .filter(|name| parts.headers.contains_key(*name) && !self.headers.contains(name));
         for name in self.headers.iter().chain(overrides) {

@@ -49,8 +49,15 @@ impl Key {
         let mut hash = Sha256::new();
         hash.update(b"onceward-key-digest/1");
         hash.update(self.0.as_bytes());
-        let [a, b, c, d, ..] = hash.finalize().0;
-        format!("{:08x}", u32::from_be_bytes([a, b, c, d]))
+        let digest = hash.finalize();
+        let digit =
+            |nibble: u8| char::from(if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 });
+        let mut written = String::with_capacity(8);
+        for byte in digest.iter().take(4) {
+            written.push(digit(byte >> 4));
+            written.push(digit(byte & 15));
+        }
+        written
     }
 
     /// Whether the key looks like an e-mail address, which does not belong into a key.

@@ -29,7 +29,7 @@ pub mod items; // in the user's own `TransactWriteItems`
 pub mod reply; // a stored answer, and responses made of it
 pub mod rejection; // our own answers instead of executing
 #[cfg(feature = "tower")]
-pub mod tower; // bodies in, a task of its own, bodies out
+pub mod tower; // bodies in, work that nobody cancels, bodies out
 pub mod outbox; // messages that commit with business rows, and the relay that delivers them
 #[cfg(any(feature = "worker", feature = "testing"))]
 pub mod worker; // what has to be done though no client comes

@@ -1,11 +1,12 @@
 //! What can be seen from outside: metric names and where they are counted. No keys, bodies or
 //! credentials, and no label that a client can choose.
 
-use std::time::Duration;
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use http::StatusCode;
 use metrics::{
-    Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Label, Level, Metadata, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, with_recorder,
 };
 use tracing::info;
 
@@ -134,6 +135,42 @@ pub(crate) fn count(name: &'static str, route: &str) {
     counter!(name, "route" => route.to_owned()).increment(1);
 }
 
+/// The same for what is counted with nearly every request.
+pub(crate) fn count_often(name: &'static str, route: &Arc<str>) {
+    with_key(name, route, |key| {
+        with_recorder(|recorder| recorder.register_counter(key, &METADATA)).increment(1);
+    });
+}
+
+static METADATA: Metadata<'static> =
+    Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+
+/// A thread remembers no more keys of metrics than this.
+const KEYS_MAX: usize = 64;
+
+/// Calls a function with the key of a route's metric. Each thread makes it once: every request counts
+/// something. What is counted is asked for anew, since the recorder may be another one by now.
+fn with_key(name: &'static str, route: &Arc<str>, then: impl FnOnce(&metrics::Key)) {
+    type Known = (&'static str, Arc<str>, metrics::Key);
+    thread_local! {
+        static KEYS: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+    }
+    let is_meant = |(of, about, _): &&Known| std::ptr::eq(*of, name) && Arc::ptr_eq(about, route);
+    KEYS.with(|keys| {
+        if !keys.borrow().iter().any(|known| is_meant(&known)) {
+            let key = metrics::Key::from_parts(name, vec![Label::new("route", route.to_string())]);
+            let mut keys = keys.borrow_mut();
+            if keys.len() >= KEYS_MAX {
+                keys.clear();
+            }
+            keys.push((name, Arc::clone(route), key));
+        }
+        if let Some((_, _, key)) = keys.borrow().iter().find(is_meant) {
+            then(key);
+        }
+    });
+}
+
 pub(crate) fn email_as_key() {
     counter!(EMAIL_AS_KEY).increment(1);
 }
@@ -189,8 +226,11 @@ pub(crate) fn worker_recovered(worker: &'static str) {
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }
 
-pub(crate) fn operation_took(route: &str, duration: Duration) {
-    histogram!(OPERATION_DURATION, "route" => route.to_owned()).record(duration.as_secs_f64());
+pub(crate) fn operation_took(route: &Arc<str>, duration: Duration) {
+    with_key(OPERATION_DURATION, route, |key| {
+        let took = with_recorder(|recorder| recorder.register_histogram(key, &METADATA));
+        took.record(duration.as_secs_f64());
+    });
 }
 
 /// One decision about a request, as it is logged: no key, no scope, nothing of the request or reply.

@@ -1,5 +1,7 @@
 //! The reply: a stored answer, and the HTTP responses made of it.
 
+use std::cell::RefCell;
+
 use bytes::{Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName, HeaderValue, Response, StatusCode,
@@ -195,15 +197,27 @@ pub fn describe(
     generation: u32,
 ) {
     headers.insert(&ONCEWARD_OUTCOME, HeaderValue::from_static(outcome));
-    if let Some(expires_at) = expires_at {
-        let date = httpdate::fmt_http_date(expires_at.to_system_time());
-        if let Ok(date) = HeaderValue::from_str(&date) {
-            headers.insert(&IDEMPOTENCY_EXPIRES, date);
-        }
+    if let Some(date) = expires_at.and_then(http_date) {
+        headers.insert(&IDEMPOTENCY_EXPIRES, date);
     }
     if generation > 1 {
         headers.insert(&IDEMPOTENCY_GENERATION, HeaderValue::from(generation));
     }
+}
+
+/// A time as an HTTP date. Most requests of a second get the same one, and a thread writes it once.
+fn http_date(time: Timestamp) -> Option<HeaderValue> {
+    thread_local! {
+        static LAST: RefCell<Option<(i64, HeaderValue)>> = const { RefCell::new(None) };
+    }
+    let second = time.as_micros().div_euclid(1_000_000);
+    let last = LAST.with_borrow(|last| last.clone());
+    if let Some((_, date)) = last.filter(|(of, _)| *of == second) {
+        return Some(date);
+    }
+    let date = HeaderValue::try_from(httpdate::fmt_http_date(time.to_system_time())).ok()?;
+    LAST.set(Some((second, date.clone())));
+    Some(date)
 }
 
 /// Names the schema version on a keyed answer.
@@ -324,6 +338,17 @@ mod tests {
         ]);
         let names: Vec<_> = reply.headers.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["x-kept"]);
+    }
+
+    #[test]
+    fn a_date_is_that_of_its_own_second() {
+        let date = |micros| http_date(Timestamp::from_micros(micros)).expect("a date");
+        let at = 1_000_000_000_000_000;
+        assert_eq!(date(at), "Sun, 09 Sep 2001 01:46:40 GMT");
+        assert_eq!(date(at + 999_999), "Sun, 09 Sep 2001 01:46:40 GMT");
+        assert_eq!(date(at + 1_000_000), "Sun, 09 Sep 2001 01:46:41 GMT");
+        assert_eq!(date(at), "Sun, 09 Sep 2001 01:46:40 GMT");
+        assert_eq!(date(-1), "Thu, 01 Jan 1970 00:00:00 GMT");
     }
 
     #[test]

@@ -39,7 +39,10 @@ impl Scope {
         let mut hash = Sha256::new();
         hash.update(b"onceward-scope/1");
         hash.update(credential);
-        Scope(format!("credential:{}", URL_SAFE_NO_PAD.encode(hash.finalize())).into())
+        let mut name = String::with_capacity(64);
+        name.push_str("credential:");
+        URL_SAFE_NO_PAD.encode_string(hash.finalize(), &mut name);
+        Scope(name.into())
     }
 
     /// The name under which stores keep the scope.
@@ -200,22 +203,21 @@ const PER_REQUEST_SCHEMES: [&str; 10] = [
 fn changes_between_attempts(credential: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(credential) else { return false };
     let (scheme, token) = text.split_once(' ').unwrap_or(("", text));
-    let scheme = scheme.to_ascii_lowercase();
-    PER_REQUEST_SCHEMES.contains(&scheme.as_str())
-        || scheme.starts_with("scram-")
+    let is_scram =
+        scheme.as_bytes().get(..6).is_some_and(|start| start.eq_ignore_ascii_case(b"scram-"));
+    is_scram
+        || PER_REQUEST_SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme))
         || is_shaped_like_jwt(token.trim())
 }
 
 /// Three (signed) or five (encrypted) base64url segments of which the first is a JSON object.
 fn is_shaped_like_jwt(token: &str) -> bool {
-    let segments: Vec<&str> = token.split('.').collect();
-    let base64url = |segment: &&str| {
-        segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_=".contains(&byte))
-    };
-    if !matches!(segments.len(), 3 | 5) || !segments.iter().all(base64url) {
+    let dots = token.bytes().filter(|byte| *byte == b'.').count();
+    let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=.".contains(&byte);
+    if !matches!(dots, 2 | 4) || !token.bytes().all(is_base64url) {
         return false;
     }
-    let header = segments.first().map(|first| first.trim_end_matches('=')).unwrap_or_default();
+    let header = token.split('.').next().unwrap_or_default().trim_end_matches('=');
     URL_SAFE_NO_PAD.decode(header).is_ok_and(|json| json.trim_ascii_start().starts_with(b"{"))
 }
 

@@ -1,4 +1,4 @@
-//! The tower layer: bodies in, a task of its own, bodies out. No decisions.
+//! The tower layer: bodies in, work that nobody cancels, bodies out. No decisions.
 //!
 //! Servers that lead requests to an [`Engine`] themselves, as the gateway does, find the layer's
 //! handling of bodies here too: [`Body`], [`collect`], [`Consent`] and
@@ -30,11 +30,12 @@ use crate::{
 };
 
 mod body; // the body type of what passes
+mod detached; // work that goes on though nobody waits for it
 mod protect; // reading bodies to a cap, and the task in which a request runs
 mod resume; // going on without a client
 mod work; // the worker that does so
 
-pub use body::{Body, Watch};
+pub use body::{Body, Watch, holding};
 pub use protect::{Collected, Consent, collect, early, note_beside, run_detached, take_body};
 pub use resume::{KeptBody, Resumer};
 pub use work::{Task, work, work_in};

@@ -79,6 +79,7 @@ impl Options {
             warm_up: Duration::from_secs_f64(self.warm_up),
             time: Duration::from_secs_f64(self.seconds),
             processes: server.processes(),
+            contestant: None,
         }
     }
 }

@@ -183,6 +183,9 @@ impl RouteTable {
     /// what they could mean: a spelling must not lead past protection. Some do not care about upper
     /// and lower case either.
     pub(crate) fn find<'a>(&'a self, method: &Method, path: &str) -> &'a Arc<Route> {
+        if path::is_plain(path) && !self.may_differ_in_case(path) {
+            return self.matching(method, path);
+        }
         let comparable = path::comparable(path);
         let mut found = self.matching(method, &comparable);
         // Of several that are as strict, the first counts.
@@ -202,9 +205,7 @@ impl RouteTable {
     /// The route of a service that takes upper and lower case for the same. `None` where there is
     /// nothing that could differ.
     fn in_any_case(&self, method: &Method, path: &str) -> Option<&Arc<Route>> {
-        let differs = path.bytes().any(|byte| byte.is_ascii_uppercase())
-            || self.routes.iter().any(|route| route.in_lower_case.is_some());
-        if !differs {
+        if !self.may_differ_in_case(path) {
             return None;
         }
         let path = path.to_ascii_lowercase();
@@ -213,6 +214,11 @@ impl RouteTable {
             pattern.is_some_and(|pattern| pattern.matches(method, &path))
         };
         Some(self.routes.iter().find(matches).unwrap_or(&self.defaults))
+    }
+
+    fn may_differ_in_case(&self, path: &str) -> bool {
+        path.bytes().any(|byte| byte.is_ascii_uppercase())
+            || self.routes.iter().any(|route| route.in_lower_case.is_some())
     }
 
     fn matching(&self, method: &Method, path: &str) -> &Arc<Route> {

@@ -40,6 +40,10 @@ fn taken_away(headers: &HeaderMap, deciding: &Deciding) -> Option<HeaderName> {
 
 /// A method that is protected, where the request's own is not, or less.
 fn hidden_method(parts: &Parts, routes: &RouteTable) -> Option<Method> {
+    // Most requests have none: their names are looked at once.
+    if !parts.headers.keys().any(|name| METHOD_OVERRIDES.contains(name)) {
+        return None;
+    }
     let path = parts.uri.path();
     let own = || routes.find(&parts.method, path).strictness(&parts.method);
     let named = METHOD_OVERRIDES.iter().flat_map(|name| listed(&parts.headers, name));

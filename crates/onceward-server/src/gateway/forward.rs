@@ -8,7 +8,7 @@ use onceward::{
     Operation,
     engine::{Captured, Execution, Handler},
     reply::{ONCEWARD_ATTEMPT, ONCEWARD_ATTEMPT_ID, ONCEWARD_FENCE, ONCEWARD_OPERATION},
-    tower::{Body, Collected, collect, note_beside},
+    tower::{Body, Collected, collect, holding, note_beside},
 };
 use tokio::time::timeout;
 
@@ -34,10 +34,6 @@ pub(super) struct Forward {
     /// there is no room for as it comes: it is kept whatever it takes.
     pub(super) budget: Option<Arc<Budget>>,
 }
-
-/// The room that a reply takes, among the extensions of its response.
-#[derive(Clone)]
-pub(super) struct ReplyRoom(pub(super) Arc<Room>);
 
 /// No reply waits longer than this for room.
 const ROOM_TIME_MAX: Duration = Duration::from_secs(5);
@@ -100,16 +96,18 @@ impl Forward {
         if let (Some(room), Collected::Whole(body, _)) = (&mut room, &collected) {
             shrink(room, body.len());
         }
-        if let Some(room) = room {
-            parts.extensions.insert(ReplyRoom(Arc::new(room)));
-        }
+        // It is taken for as long as somebody has the bytes, be it to store or to send them.
+        let held = |bytes: Bytes| match room {
+            Some(room) if !bytes.is_empty() => holding(bytes, room),
+            _ => bytes,
+        };
         match collected {
             // We did not offer to take trailers (`TE` is stripped), so that they may be dropped, for
             // the first caller as for every retry.
-            Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(body)),
+            Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(held(body))),
             Collected::TooLarge(begun, rest) => {
                 let rest = rest.no_more_stall(self.stall_max);
-                Execution::Answered(parts, Captured::TooLarge(Body::begun(begun, rest)))
+                Execution::Answered(parts, Captured::TooLarge(Body::begun(held(begun), rest)))
             }
             Collected::Broken => no_full_answer("answer_was_cut_off"),
         }

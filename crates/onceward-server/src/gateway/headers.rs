@@ -79,12 +79,12 @@ impl Rewrite {
     }
 
     /// The head of a request as upstream is to see it.
-    pub(super) fn request(&self, asked: &Parts, trailers: Trailers) -> Parts {
-        let peer = asked.extensions.get::<Peer>().cloned();
-        let scheme = if asked.extensions.get::<ByTls>().is_some() { "https" } else { "http" };
-        let mut parts = asked.clone();
+    pub(super) fn request(&self, asked: Parts, trailers: Trailers) -> Parts {
+        let mut parts = asked;
         // What the server put there for itself is of no use to the client.
-        parts.extensions = http::Extensions::new();
+        let mut extensions = std::mem::take(&mut parts.extensions);
+        let peer = extensions.remove::<Peer>();
+        let scheme = if extensions.get::<ByTls>().is_some() { "https" } else { "http" };
         parts.version = Version::HTTP_11;
         let headers = &mut parts.headers;
         let takes_trailers = trailers == Trailers::Pass && names(headers, &TE, "trailers");
@@ -100,7 +100,7 @@ impl Rewrite {
         }
         join_cookies(headers);
         // An address that names its host decides (RFC 9112, 3.2.2), as it does in HTTP/2.
-        if let Some(authority) = asked.uri.authority()
+        if let Some(authority) = parts.uri.authority()
             && let Ok(host) = HeaderValue::from_str(authority.as_str())
         {
             headers.insert(HOST, host);
@@ -202,21 +202,25 @@ fn strip_named_by_connection(headers: &mut HeaderMap) {
 }
 
 fn is_hop_by_hop(name: &str, trailers: Trailers) -> bool {
-    HOP_BY_HOP.contains(&name) && (trailers == Trailers::Drop || name != TRAILER)
+    is_of_one_connection(name) && (trailers == Trailers::Drop || name != TRAILER)
 }
 
-/// What always belongs to one connection, and what is said to us.
-const HOP_BY_HOP: [&str; 9] = [
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
+/// What always belongs to one connection, and what is said to us. A match, since every header is
+/// compared with all of them: most differ in their length.
+fn is_of_one_connection(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
 /// End-to-end whatever `Connection` says.
 const MUST_STAY: [&str; 11] = [
@@ -244,7 +248,7 @@ fn strip_lookalikes(headers: &mut HeaderMap, deciding: &Deciding) {
         let meant =
             name.as_str().replace(|char: char| char != '-' && !char.is_ascii_alphanumeric(), "-");
         deciding.contains(&meant)
-            || HOP_BY_HOP.contains(&meant.as_str())
+            || is_of_one_connection(&meant)
             || headers.contains_key(meant.as_str())
     };
     for name in headers.keys().filter(is_lookalike).cloned().collect::<Vec<_>>() {

@@ -57,7 +57,7 @@ pub(super) async fn send(
         Some(_) if !upgrades => return Ok(bare(StatusCode::NOT_IMPLEMENTED)),
         Some(protocol) => {
             let client = parts.extensions.remove::<OnUpgrade>();
-            let mut parts = rewrite.request(&parts, Trailers::Drop);
+            let mut parts = rewrite.request(parts, Trailers::Drop);
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             parts.headers.insert(UPGRADE, protocol);
             let sent = Box::pin(upstream.send_upgrade(parts, body));
@@ -72,7 +72,7 @@ pub(super) async fn send(
             }
         }
         None => {
-            let parts = rewrite.request(&parts, Trailers::Pass);
+            let parts = rewrite.request(parts, Trailers::Pass);
             timeout_at(first_byte, upstream.send(parts, body, &true)).await
         }
     };

@@ -85,16 +85,49 @@ fn write_time(writer: &mut Writer<'_>) -> fmt::Result {
             *second = now.as_secs();
         }
         writer.write_str(written)?;
-        write_digits(writer, now.subsec_micros(), 6)?;
+        write_ascii(writer, &digits::<6>(now.subsec_micros().into()).0)?;
         writer.write_char('Z')
     })
 }
 
-fn write_digits(writer: &mut Writer<'_>, number: u32, digits: u32) -> fmt::Result {
-    (0..digits).rev().try_for_each(|place| {
-        let digit = number / 10_u32.pow(place) % 10;
-        writer.write_char(char::from_digit(digit, 10).unwrap_or('0'))
-    })
+/// A number in decimal digits at the end of a room, with zeros before it: and how many of them count.
+fn digits<const ROOM: usize>(number: u64) -> ([u8; ROOM], usize) {
+    let mut written = [b'0'; ROOM];
+    let (mut left, mut count) = (number, 0);
+    for digit in written.iter_mut().rev() {
+        *digit += u8::try_from(left % 10).unwrap_or(0);
+        (left, count) = (left / 10, count + 1);
+        if left == 0 {
+            break;
+        }
+    }
+    (written, count)
+}
+
+fn write_ascii(writer: &mut Writer<'_>, text: &[u8]) -> fmt::Result {
+    writer.write_str(std::str::from_utf8(text).map_err(|_| fmt::Error)?)
+}
+
+fn write_number(writer: &mut Writer<'_>, number: u64) -> fmt::Result {
+    let (digits, count) = digits::<20>(number);
+    write_ascii(writer, digits.get(20 - count..).unwrap_or_default())
+}
+
+/// A number of not too many thousandths, if it is one: milliseconds that were measured in
+/// microseconds.
+fn thousandths(value: f64) -> Option<u64> {
+    let thousandths = (value * 1000.0).round();
+    let is_exact = (0.0..1e12).contains(&value) && thousandths / 1000.0 == value;
+    is_exact.then_some(thousandths as u64)
+}
+
+/// As any number with a fraction is written: with no more digits than it has, and at least one.
+fn write_thousandths(writer: &mut Writer<'_>, thousandths: u64) -> fmt::Result {
+    write_number(writer, thousandths / 1000)?;
+    writer.write_char('.')?;
+    let (fraction, _) = digits::<3>(thousandths % 1000);
+    let zeros = fraction.iter().skip(1).rev().take_while(|digit| **digit == b'0').count();
+    write_ascii(writer, fraction.get(..3 - zeros).unwrap_or_default())
 }
 
 struct Fields<'a> {
@@ -142,15 +175,14 @@ impl Visit for Fields<'_> {
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.field(field, |this| match value {
-            // Attempts and generations, most of the time.
-            0..10 => write_digits(&mut this.writer, u32::try_from(value).unwrap_or(0), 1),
-            _ => write!(this.writer, "{value}"),
-        });
+        self.field(field, |this| write_number(&mut this.writer, value));
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.field(field, |this| write!(this.writer, "{value:?}"));
+        self.field(field, |this| match thousandths(value) {
+            Some(thousandths) => write_thousandths(&mut this.writer, thousandths),
+            None => write!(this.writer, "{value:?}"),
+        });
     }
 
     /// What it says, which is first.
@@ -203,7 +235,13 @@ mod tests {
     }
 
     fn events() {
-        for (route, duration_ms) in [("POST /v1/**", 12.4), ("\"\\\u{e9}\n", 3.0)] {
+        for (route, duration_ms) in [
+            ("POST /v1/**", 12.4),
+            ("\"\\\u{e9}\n", 3.0),
+            ("r", 0.007),
+            ("r", 1234.56),
+            ("r", 0.1 + 0.2),
+        ] {
             let (attempt, nothing) = (Some(1_u32), None::<u32>);
             let (status, generation) = (201_u16, 12_u32);
             let digest = "3f8a01bc";
@@ -247,7 +285,7 @@ mod tests {
     #[test]
     fn a_decision_is_written_as_any_other_line() {
         let (ours, usual) = (lines(LogFormat::Text, true), lines(LogFormat::Text, false));
-        assert_eq!((ours.len(), usual.len()), (3, 3));
+        assert_eq!((ours.len(), usual.len()), (6, 6));
         for (ours, usual) in ours.iter().zip(&usual) {
             let (our_time, ours) = ours.split_at(27);
             let (usual_time, usual) = usual.split_at(27);
@@ -258,7 +296,7 @@ mod tests {
     #[test]
     fn a_decision_in_json_has_the_same_parts_as_any_other_line() {
         let (ours, usual) = (lines(LogFormat::Json, true), lines(LogFormat::Json, false));
-        assert_eq!((ours.len(), usual.len()), (3, 3));
+        assert_eq!((ours.len(), usual.len()), (6, 6));
         for (ours, usual) in ours.iter().zip(&usual) {
             let [mut ours, mut usual] = [ours, usual]
                 .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"));

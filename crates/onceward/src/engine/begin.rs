@@ -429,7 +429,7 @@ impl Engine {
                 span.record("generation", lease.generation);
                 match found {
                     Found::Absent | Found::Mine => {
-                        observe::count(observe::RESERVE_CREATED, route);
+                        observe::count_often(observe::RESERVE_CREATED, &ask.route);
                     }
                     Found::Pending if lease.attempt_number > 1 => {
                         observe::count(observe::RESERVE_FAILED_RETRY, route);
@@ -459,7 +459,7 @@ impl Engine {
                     }
                 }
                 if record.state == State::Completed && record.fingerprint == ask.fingerprint {
-                    observe::count(observe::RESERVE_REPLAY, route);
+                    observe::count_often(observe::RESERVE_REPLAY, &ask.route);
                 }
             }
             Reservation::Accepted { found: Found::Retryable } => {

@@ -1,8 +1,6 @@
 //! Holding the lease while the handler works.
 
-use std::convert::Infallible;
-
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::warn;
 
 use super::{
@@ -47,27 +45,32 @@ impl Engine {
         let end = Instant::now() + policy.max_execution;
         tokio::select! {
             biased;
-            never = self.renew_for_ever(lease, policy, operation) => match never {},
-            () = sleep_until(end) => Stopped::MaxExecution,
+            () = self.renew_until(end, lease, policy, operation) => Stopped::MaxExecution,
             () = self.drain.over() => Stopped::Drained,
         }
     }
 
-    async fn renew_for_ever(
+    /// One timer for the next renewal and for the end: most handlers need neither.
+    async fn renew_until(
         &self,
+        end: Instant,
         lease: &Lease,
         policy: &Policy,
         operation: &Operation,
-    ) -> Infallible {
+    ) {
         let third = policy.lease / 3;
         // A reserve that was slow has used up some of its lease.
         let mut next = Instant::now() + operation.lease_left().saturating_sub(third * 2);
         loop {
-            sleep_until(next).await;
+            sleep_until(next.min(end)).await;
+            if Instant::now() >= end {
+                return;
+            }
             next += third;
             let sent = self.clock.monotonic();
+            let give_up = end.min(Instant::now() + third);
             let renewal = self.store.write(lease, Write::Renew(policy.lease));
-            let written = timeout(third, renewal).await.unwrap_or_else(|_| Err(timed_out()));
+            let written = timeout_at(give_up, renewal).await.unwrap_or_else(|_| Err(timed_out()));
             match written {
                 Ok(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(_)) => {
                     self.breaker.answered();
@@ -85,8 +88,9 @@ impl Engine {
                     );
                     operation.lose_lease();
                     observe::fenced_write(route);
-                    return std::future::pending().await;
+                    return sleep_until(end).await;
                 }
+                Err(_) if Instant::now() >= end => return,
                 Err(error) => {
                     // There is some time left to try again.
                     self.store_failed("renew", &error, &policy.name);

@@ -27,7 +27,10 @@ use crate::{
 
 mod examine;
 mod notes;
+mod place; // ids with their hash
+
 use notes::Notes;
+use place::{Map, Place};
 
 const SHARDS: usize = 64;
 
@@ -60,9 +63,9 @@ struct Beats {
 #[derive(Debug, Default)]
 struct Shard {
     /// Boxed, so that a table that grows moves little.
-    records: HashMap<RecordId, Box<Record>>,
-    beside: HashMap<RecordId, Beside>,
-    audit: HashMap<RecordId, Vec<AuditRecord>>,
+    records: Map<Box<Record>>,
+    beside: Map<Beside>,
+    audit: Map<Vec<AuditRecord>>,
 }
 
 /// What is kept beside a record that is not terminal. All of it belongs to one generation, since
@@ -101,16 +104,19 @@ impl MemoryStore {
         self
     }
 
-    /// Remembers what was decided about a message beside this store.
-    #[cfg(feature = "testing")]
+    /// Remembers what happened without a step on a record.
     pub(crate) fn remember(&self, audit: AuditRecord) {
-        self.shard(&audit.id).remember(audit);
+        let place = self.place(&audit.id);
+        self.shard(&place).remember(&place, audit);
     }
 
-    fn shard(&self, id: &RecordId) -> MutexGuard<'_, Shard> {
-        let index = self.hasher.hash_one(id) % SHARDS as u64;
-        let index = usize::try_from(index).unwrap_or_default();
-        lock(self.shards.get(index).unwrap_or_else(|| unreachable!("an index below SHARDS")))
+    fn place(&self, id: &RecordId) -> Place {
+        Place::new(id, self.hasher.hash_one(id))
+    }
+
+    fn shard(&self, place: &Place) -> MutexGuard<'_, Shard> {
+        let shard = self.shards.get(place.shard_of(SHARDS));
+        lock(shard.unwrap_or_else(|| unreachable!("an index below SHARDS")))
     }
 
     /// One atomic step on one record.
@@ -119,41 +125,48 @@ impl MemoryStore {
         id: &RecordId,
         decide: impl FnOnce(Option<&Record>) -> Step<A>,
     ) -> Result<A, StoreError> {
-        let mut shard = self.shard(id);
-        let step = decide(shard.record(id));
-        self.take(&mut shard, id, step)
+        let place = self.place(id);
+        let mut shard = self.shard(&place);
+        let step = decide(shard.record(&place));
+        self.take(&mut shard, &place, step)
     }
 
-    fn take<A>(&self, shard: &mut Shard, id: &RecordId, step: Step<A>) -> Result<A, StoreError> {
-        self.apply(shard, id, step.change)?;
+    fn take<A>(&self, shard: &mut Shard, place: &Place, step: Step<A>) -> Result<A, StoreError> {
+        self.apply(shard, place, step.change)?;
         if let Some(audit) = step.audit {
-            shard.remember(audit);
+            shard.remember(place, audit);
         }
         Ok(step.answer)
     }
 
-    fn apply(&self, shard: &mut Shard, id: &RecordId, change: Change) -> Result<(), StoreError> {
+    fn apply(&self, shard: &mut Shard, place: &Place, change: Change) -> Result<(), StoreError> {
         match change {
             Change::Keep => {}
             Change::Put(record) => {
-                let is_new = !shard.records.contains_key(id);
-                if is_new && self.len.fetch_add(1, Ordering::Relaxed) >= self.len_max {
-                    self.len.fetch_sub(1, Ordering::Relaxed);
-                    let full = format!("full: it holds {} records already", self.len_max);
-                    return Err(StoreError::new(StoreErrorKind::Unavailable, "memory", full));
-                }
                 if record.state.is_terminal() {
-                    shard.beside.remove(id);
+                    shard.beside.remove(place);
                 }
-                if shard.record(id).is_some_and(|before| machine::is_made_anew(before, &record)) {
-                    lock(&self.notes).forget(id);
+                match shard.records.get_mut(place) {
+                    Some(before) => {
+                        if machine::is_made_anew(before, &record) {
+                            lock(&self.notes).forget(&record.id);
+                        }
+                        *before = record;
+                    }
+                    None if self.len.fetch_add(1, Ordering::Relaxed) >= self.len_max => {
+                        self.len.fetch_sub(1, Ordering::Relaxed);
+                        let full = format!("full: it holds {} records already", self.len_max);
+                        return Err(StoreError::new(StoreErrorKind::Unavailable, "memory", full));
+                    }
+                    None => {
+                        shard.records.insert(place.clone(), record);
+                    }
                 }
-                shard.records.insert(id.clone(), record);
             }
             Change::Remove => {
-                shard.beside.remove(id);
-                lock(&self.notes).forget(id);
-                if shard.records.remove(id).is_some() {
+                shard.beside.remove(place);
+                lock(&self.notes).forget(place.id());
+                if shard.records.remove(place).is_some() {
                     self.len.fetch_sub(1, Ordering::Relaxed);
                 }
             }
@@ -169,20 +182,20 @@ impl Default for MemoryStore {
 }
 
 impl Shard {
-    fn record(&self, id: &RecordId) -> Option<&Record> {
-        self.records.get(id).map(|record| &**record)
+    fn record(&self, place: &Place) -> Option<&Record> {
+        self.records.get(place).map(|record| &**record)
     }
 
     fn all(&self) -> impl Iterator<Item = &Record> {
         self.records.values().map(|record| &**record)
     }
 
-    fn steps(&self, id: &RecordId) -> &[SavedStep] {
-        self.beside.get(id).map_or(&[], |beside| &beside.steps)
+    fn steps(&self, place: &Place) -> &[SavedStep] {
+        self.beside.get(place).map_or(&[], |beside| &beside.steps)
     }
 
-    fn remember(&mut self, audit: AuditRecord) {
-        let remembered = self.audit.entry(audit.id.clone()).or_default();
+    fn remember(&mut self, place: &Place, audit: AuditRecord) {
+        let remembered = self.audit.entry(place.clone()).or_default();
         let is_known = remembered.iter().any(|known| audit.repeats(known));
         if remembered.len() < AUDIT_MAX_PER_RECORD && !is_known {
             remembered.push(audit);
@@ -206,11 +219,12 @@ fn ready<'a, T: Send + 'a>(
 impl Store for MemoryStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
         ready(move || {
-            let mut shard = self.shard(&ask.id);
-            let step = machine::reserve(shard.record(&ask.id), &ask, self.clock.now());
-            let answer = self.take(&mut shard, &ask.id, step)?;
+            let place = self.place(&ask.id);
+            let mut shard = self.shard(&place);
+            let step = machine::reserve(shard.record(&place), &ask, self.clock.now());
+            let answer = self.take(&mut shard, &place, step)?;
             if let Some(request) = ask.request.filter(|_| machine::keeps_request(&answer)) {
-                shard.beside.entry(ask.id).or_default().request.get_or_insert(request);
+                shard.beside.entry(place).or_default().request.get_or_insert(request);
             }
             Ok(answer)
         })
@@ -232,12 +246,13 @@ impl Store for MemoryStore {
 
     fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
         ready(move || {
-            let mut shard = self.shard(&lease.id);
-            let saved = shard.steps(&lease.id).iter().any(|step| *step.name == *advance.name());
-            let step = machine::advance(shard.record(&lease.id), lease, &advance, saved);
-            let answer = self.take(&mut shard, &lease.id, step)?;
+            let place = self.place(&lease.id);
+            let mut shard = self.shard(&place);
+            let saved = shard.steps(&place).iter().any(|step| *step.name == *advance.name());
+            let step = machine::advance(shard.record(&place), lease, &advance, saved);
+            let answer = self.take(&mut shard, &place, step)?;
             if let (Advanced::Applied, Advance::Save { name, result }) = (&answer, advance) {
-                let beside = shard.beside.entry(lease.id.clone()).or_default();
+                let beside = shard.beside.entry(place).or_default();
                 beside.steps.push(SavedStep { name, result });
             }
             Ok(answer)
@@ -246,9 +261,10 @@ impl Store for MemoryStore {
 
     fn steps<'a>(&'a self, id: &'a RecordId, generation: u32) -> StoreFuture<'a, Vec<SavedStep>> {
         ready(move || {
-            let shard = self.shard(id);
-            let is_current = shard.records.get(id).is_some_and(|it| it.generation == generation);
-            Ok(if is_current { shard.steps(id).to_vec() } else { Vec::new() })
+            let place = self.place(id);
+            let shard = self.shard(&place);
+            let is_current = shard.record(&place).is_some_and(|it| it.generation == generation);
+            Ok(if is_current { shard.steps(&place).to_vec() } else { Vec::new() })
         })
     }
 
@@ -258,10 +274,10 @@ impl Store for MemoryStore {
             let mut resumable = Vec::new();
             for shard in &self.shards {
                 let shard = lock(shard);
-                let due = shard.records.values().filter(|it| machine::is_resumable(it, now));
-                let due = due.filter(|it| which.includes(it));
-                resumable.extend(due.map(|record| {
-                    let kept = shard.beside.get(&record.id);
+                let due = shard.records.iter().filter(|(_, it)| machine::is_resumable(it, now));
+                let due = due.filter(|(_, it)| which.includes(it));
+                resumable.extend(due.map(|(place, record)| {
+                    let kept = shard.beside.get(place);
                     let request = kept.and_then(|beside| beside.request.as_deref().cloned());
                     Resumable { record: record.clone(), request }
                 }));
@@ -290,13 +306,14 @@ impl Store for MemoryStore {
 
     fn note_provider_id<'a>(&'a self, lease: &'a Lease, id: ProviderId) -> StoreFuture<'a, Noted> {
         ready(move || {
-            let mut shard = self.shard(&lease.id);
+            let place = self.place(&lease.id);
+            let mut shard = self.shard(&place);
             let mut notes = lock(&self.notes);
             let holder = notes.get(&id);
-            let found = shard.record(&lease.id);
+            let found = shard.record(&place);
             let step = machine::note(found, holder, lease, id.clone(), self.clock.now());
             step.put.into_iter().for_each(|note| notes.put(note));
-            step.audit.into_iter().for_each(|audit| shard.remember(audit));
+            step.audit.into_iter().for_each(|audit| shard.remember(&place, audit));
             Ok(step.answer)
         })
     }
@@ -320,11 +337,17 @@ impl Store for MemoryStore {
     }
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {
-        ready(move || Ok(machine::load(self.shard(id).record(id), self.clock.now())))
+        ready(move || {
+            let place = self.place(id);
+            Ok(machine::load(self.shard(&place).record(&place), self.clock.now()))
+        })
     }
 
     fn audit<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Vec<AuditRecord>> {
-        ready(move || Ok(self.shard(id).audit.get(id).cloned().unwrap_or_default()))
+        ready(move || {
+            let place = self.place(id);
+            Ok(self.shard(&place).audit.get(&place).cloned().unwrap_or_default())
+        })
     }
 
     fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
@@ -363,18 +386,16 @@ impl Store for MemoryStore {
             let mut swept = Vec::new();
             for shard in &self.shards {
                 let mut shard = lock(shard);
-                let due: Vec<Step<Option<Swept>>> = shard
+                let due: Vec<(Place, Step<Option<Swept>>)> = shard
                     .records
-                    .values()
-                    .map(|record| machine::sweep(record, now))
-                    .filter(|step| step.answer.is_some())
+                    .iter()
+                    .map(|(place, record)| (place, machine::sweep(record, now)))
+                    .filter(|(_, step)| step.answer.is_some())
                     .take(limit as usize - swept.len())
+                    .map(|(place, step)| (place.clone(), step))
                     .collect();
-                for step in due {
-                    let Some(moved) = step.answer else { continue };
-                    self.apply(&mut shard, &moved.id, step.change)?;
-                    step.audit.into_iter().for_each(|audit| shard.remember(audit));
-                    swept.push(moved);
+                for (place, step) in due {
+                    swept.extend(self.take(&mut shard, &place, step)?);
                 }
             }
             Ok(swept)
@@ -388,19 +409,20 @@ impl Store for MemoryStore {
             for shard in &self.shards {
                 let mut shard = lock(shard);
                 let left = limit - reaped.expired - reaped.purged;
-                let due: Vec<(RecordId, Change)> = shard
+                let due: Vec<(Place, Change)> = shard
                     .records
-                    .values()
-                    .map(|record| (record.id.clone(), machine::reap(record, now)))
+                    .iter()
+                    .map(|(place, record)| (place, machine::reap(record, now)))
                     .filter(|(_, change)| *change != Change::Keep)
                     .take(left as usize)
+                    .map(|(place, change)| (place.clone(), change))
                     .collect();
-                for (id, change) in due {
+                for (place, change) in due {
                     match change {
                         Change::Remove => reaped.purged += 1,
                         Change::Keep | Change::Put(_) => reaped.expired += 1,
                     }
-                    self.apply(&mut shard, &id, change)?;
+                    self.apply(&mut shard, &place, change)?;
                 }
             }
             Ok(reaped)
@@ -414,8 +436,8 @@ impl Store for MemoryStore {
             for shard in &self.shards {
                 let mut shard = lock(shard);
                 let Shard { records, audit, .. } = &mut *shard;
-                audit.retain(|id, remembered| {
-                    let kept = records.get(id).map(|record| record.generation);
+                audit.retain(|place, remembered| {
+                    let kept = records.get(place).map(|record| record.generation);
                     remembered.retain(|audit| {
                         let is_old = audit.at.plus(older_than) <= now;
                         let goes = left > 0 && is_old && kept != Some(audit.generation);
@@ -478,8 +500,7 @@ impl Store for MemoryStore {
             for key in standing {
                 key.wrapped = None;
                 dropped += 1;
-                let audit = AuditRecord::erased(scope.clone(), key.id, reason, self.clock.now());
-                self.shard(&audit.id).remember(audit);
+                self.remember(AuditRecord::erased(scope.clone(), key.id, reason, self.clock.now()));
             }
             Ok(dropped)
         })
@@ -496,7 +517,7 @@ impl Store for MemoryStore {
             }
             beats.nodes.insert(beat.node, step.beaten);
             beats.regression = step.pulse.regression;
-            step.audit.into_iter().for_each(|audit| self.shard(&audit.id).remember(audit));
+            step.audit.into_iter().for_each(|audit| self.remember(audit));
             Ok(step.pulse)
         })
     }
@@ -508,8 +529,7 @@ impl Store for MemoryStore {
         ready(move || {
             let known = lock(&self.beats).regression.take();
             if let Some(known) = known {
-                let audit = AuditRecord::acknowledged(known, reason, self.clock.now());
-                self.shard(&audit.id).remember(audit);
+                self.remember(AuditRecord::acknowledged(known, reason, self.clock.now()));
             }
             Ok(known)
         })

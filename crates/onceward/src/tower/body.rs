@@ -32,6 +32,11 @@ pub trait Watch: Send + 'static {
     fn end(self: Box<Self>);
 }
 
+/// The same bytes, and something that is kept for as long as somebody has them.
+pub fn holding(bytes: Bytes, held: impl Send + 'static) -> Bytes {
+    Bytes::from_owner(Holding { bytes, _held: held })
+}
+
 /// Bytes, and what is given back when they are gone.
 struct Holding<T> {
     bytes: Bytes,
@@ -74,7 +79,7 @@ impl<B> Body<B> {
     #[must_use]
     pub fn holding(mut self, held: impl Send + 'static) -> Self {
         let begun = self.begun.take();
-        self.begun = begun.map(|bytes| Bytes::from_owner(Holding { bytes, _held: held }));
+        self.begun = begun.map(|bytes| holding(bytes, held));
         self
     }
 

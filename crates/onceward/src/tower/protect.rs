@@ -1,5 +1,5 @@
-//! What the layer and the gateway have in common: reading bodies to a cap, answering early, and the
-//! task in which a request runs to its end.
+//! What the layer and the gateway have in common: reading bodies to a cap, answering early, and
+//! running a request to its end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use tokio::{
 };
 use tracing::{Instrument as _, warn};
 
-use super::Body;
+use super::{Body, detached::Detached};
 use crate::{
     engine::{Admitted, Captured, Engine, Handler},
     observe,
@@ -66,11 +66,12 @@ where
     }
 }
 
-/// Runs an admitted request to its end in a task of its own, and waits for its answer.
+/// Runs an admitted request to its end, and comes back with its answer as soon as there is one.
 ///
 /// # Cancel safety
-/// May be dropped, as it is when a client hangs up: the request runs on, its reply is stored, and
-/// a retry finds it.
+/// May be dropped, as it is when a client hangs up: the request runs on in a task of its own, its reply
+/// is stored, and a retry finds it. So does what is left to do after the answer. A handler must not
+/// count on what is bound to the task that it began in.
 pub async fn run_detached<H, C>(
     engine: &Arc<Engine>,
     policy: &Policy,
@@ -84,15 +85,13 @@ where
     C: Send + 'static,
 {
     let (sender, answer) = oneshot::channel();
-    // In a box: spawning a task moves it several times.
     let run = Box::pin(Arc::clone(engine).run(admitted, parts, body, handler, sender));
-    tokio::spawn(run.in_current_span());
-    match answer.await {
+    match Detached::new(run, answer).await {
         Ok(answer) => answer.map(|captured| match captured {
             Captured::Whole(body) => Body::full(body),
             Captured::TooLarge(rest) => rest,
         }),
-        // The task ended without an answer: the runtime is being shut down, or a store panicked.
+        // It ended without an answer: a store panicked.
         // The handler may have been called.
         Err(_) => {
             let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");

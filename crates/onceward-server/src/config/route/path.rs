@@ -6,8 +6,7 @@ use std::borrow::Cow;
 /// Without needless escapes, empty segments, `.` and `..`, and without a slash at the end. What is
 /// escaped for a reason (`%2F`) stays escaped.
 pub(super) fn comparable(path: &str) -> Cow<'_, str> {
-    let plain = !path.contains(['%']) && !path.contains("//") && !path.contains("/.");
-    if plain && (path.len() == 1 || !path.ends_with('/')) {
+    if is_plain(path) {
         return Cow::Borrowed(path);
     }
     let mut segments: Vec<String> = Vec::new();
@@ -21,6 +20,16 @@ pub(super) fn comparable(path: &str) -> Cow<'_, str> {
         }
     }
     Cow::Owned(format!("/{}", segments.join("/")))
+}
+
+/// Whether there is one spelling and one reading of a path only, as of most: looked at once.
+pub(super) fn is_plain(path: &str) -> bool {
+    let mut before = 0;
+    let special = path.bytes().any(|byte| {
+        let after_slash = std::mem::replace(&mut before, byte) == b'/';
+        matches!(byte, b'%' | b';' | b'\\') || (after_slash && matches!(byte, b'/' | b'.'))
+    });
+    !special && (path.len() == 1 || before != b'/')
 }
 
 /// What else a service could take the path for: as it stands, and with matrix parameters, escaped

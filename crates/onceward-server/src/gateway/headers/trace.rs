@@ -15,26 +15,25 @@ pub(super) fn ensure(headers: &mut HeaderMap) {
     }
     // A state without its parent means nothing.
     headers.remove(&TRACESTATE);
-    if let Ok(begun) = HeaderValue::try_from(begin()) {
+    if let Ok(begun) = HeaderValue::from_bytes(&begin()) {
         headers.insert(&TRACEPARENT, begun);
     }
 }
 
 /// Sampled: services that follow their parent would otherwise record nothing any more.
-fn begin() -> String {
+fn begin() -> [u8; 55] {
     let (trace, parent) = (rand::random::<u128>().max(1), rand::random::<u64>().max(1));
-    let mut made = String::with_capacity(55);
-    made.push_str("00-");
-    push_hex(&mut made, &trace.to_be_bytes());
-    made.push('-');
-    push_hex(&mut made, &parent.to_be_bytes());
-    made.push_str("-01");
+    let mut made = *b"00-00000000000000000000000000000000-0000000000000000-01";
+    write_hex(made.get_mut(3..35), &trace.to_be_bytes());
+    write_hex(made.get_mut(36..52), &parent.to_be_bytes());
     made
 }
 
-fn push_hex(text: &mut String, bytes: &[u8]) {
-    let digit = |value: u8| char::from(if value < 10 { b'0' + value } else { b'a' + value - 10 });
-    text.extend(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
+fn write_hex(place: Option<&mut [u8]>, bytes: &[u8]) {
+    let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
+    for (digits, byte) in place.unwrap_or_default().chunks_exact_mut(2).zip(bytes) {
+        digits.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    }
 }
 
 /// Later versions may have more parts at the end.
