@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    CachedStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, RedisOptions, RedisStore, SealedStore,
-    SqliteOptions, SqliteStore, Store,
+    CachedStore, KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, RedisOptions, RedisStore,
+    SealedStore, SqliteOptions, SqliteStore, Store,
 };
 
 use crate::config::{CacheUrl, StoreUrl};

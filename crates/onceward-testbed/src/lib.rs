@@ -11,5 +11,5 @@ mod watchdog; // ends a server with its owner
 
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
-pub use redis::{Redis, RedisCluster};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};
+pub use redis::{Redis, RedisCluster};

@@ -161,7 +161,7 @@ impl RedisCluster {
         let start = |_| {
             let bus = free_port().to_string();
             let cluster = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-            let quick = ["--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0"];
+            let quick = ["--cluster-node-timeout", "1000"];
             Redis::start_with(&[DURABLE, &cluster, &quick].concat())
         };
         let nodes: Vec<Redis> = (0..6).map(start).collect();
@@ -251,7 +251,7 @@ fn command(dir: &Path, port: u16, settings: &[&str]) -> Vec<String> {
     let port = port.to_string();
     let dir = dir.display().to_string();
     let fixed = ["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
-    let quiet = ["--save", "", "--enable-debug-command", "local"];
+    let quiet = ["--save", "", "--repl-diskless-sync-delay", "0"];
     let all = fixed.iter().chain(&quiet).chain(settings);
     all.map(|word| (*word).to_owned()).collect()
 }

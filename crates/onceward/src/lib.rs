@@ -48,13 +48,13 @@ pub use record::{Effects, ProviderId};
 pub use rejection::Rejection;
 pub use reply::Reply;
 pub use scope::{Scope, ScopeRule};
+#[cfg(feature = "redis")]
+pub use store::{CachedStore, RedisOptions, RedisStore};
 #[cfg(feature = "encryption")]
 pub use store::{KeyRing, RingKey, SealedStore};
 pub use store::{MemoryStore, Store};
 #[cfg(feature = "postgres")]
 pub use store::{PgOptions, PgStore};
-#[cfg(feature = "redis")]
-pub use store::{CachedStore, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]

@@ -23,12 +23,7 @@ use crate::{
 mod canary;
 mod error;
 pub mod list;
-#[cfg(any(
-    feature = "sqlite",
-    feature = "postgres",
-    feature = "redis",
-    feature = "encryption"
-))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis", feature = "encryption"))]
 mod headers;
 pub(crate) mod mark;
 mod memory;

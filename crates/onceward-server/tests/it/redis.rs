@@ -2,9 +2,7 @@
 
 use onceward_testbed::{Postgres, Redis, RedisCluster};
 
-use crate::support::{
-    ALICE, Gateway, TOKEN, Upstream, binary, eventually, get, ok, post, refusal,
-};
+use crate::support::{ALICE, Gateway, TOKEN, Upstream, binary, eventually, get, ok, post, refusal};
 
 const FIRST: &str = "order-0000000000000001";
 const SECOND: &str = "order-0000000000000002";

@@ -37,7 +37,8 @@ impl World {
 
     /// Completes a request, and replays it once.
     async fn complete(&self, asked: &Ask) {
-        let Reservation::Granted { lease, .. } = self.one.reserve(asked.clone()).await.expect("an answer")
+        let Reservation::Granted { lease, .. } =
+            self.one.reserve(asked.clone()).await.expect("an answer")
         else {
             panic!("it is free");
         };

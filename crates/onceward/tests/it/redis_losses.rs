@@ -150,7 +150,7 @@ async fn a_server_without_memory_takes_no_new_keys_and_ends_what_runs() {
     let (running, done) = (ask("running-0001"), ask("done-0001"));
     let lease = crate::redis_home::grant(&store, &running).await;
     let ended = crate::redis_home::grant(&store, &done).await;
-    store.write(&ended, Write::Complete(reply("before"))).await.expect("an answer");
+    let _ = store.write(&ended, Write::Complete(reply("before"))).await.expect("an answer");
     block_in_place(|| redis.cli(&["CONFIG", "SET", "maxmemory", "1mb"]));
     let refused = store.reserve(ask("too-many-0001")).await.expect_err("it is full");
     assert!(format!("{refused}").contains("memory"), "{refused:?}");
@@ -226,8 +226,7 @@ async fn nothing_that_was_acknowledged_is_lost_by_a_kill_under_load() {
 /// key runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_of_a_cluster_that_is_killed_under_load_loses_nothing_silently() {
-    let mut cluster =
-        tokio::task::spawn_blocking(RedisCluster::start).await.expect("a Cluster");
+    let mut cluster = tokio::task::spawn_blocking(RedisCluster::start).await.expect("a Cluster");
     let store = Arc::new(RedisStore::connect(options(cluster.url())).await.expect("a store"));
     let (service, canary) = node(&store);
     assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));

@@ -31,7 +31,8 @@ impl Layout {
 
     pub(super) fn bucket(&self, name: &[u8]) -> u16 {
         let digest = Sha256::digest(name);
-        let (first, _) = digest.split_first_chunk::<8>().unwrap_or_else(|| unreachable!("32 bytes"));
+        let (first, _) =
+            digest.split_first_chunk::<8>().unwrap_or_else(|| unreachable!("32 bytes"));
         u16::try_from(u64::from_be_bytes(*first) % u64::from(self.buckets)).unwrap_or_default()
     }
 

@@ -35,9 +35,7 @@ use super::{
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
     machine::{self, Change},
-    record::{
-        AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State,
-    },
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State},
     scope::Scope,
     store::{
         Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse,
@@ -163,15 +161,16 @@ impl CachedStore {
     /// What the cache has. `None` when it cannot be asked.
     async fn recall(&self, id: &RecordId) -> Option<Recalled> {
         let (bucket, key) = self.place(id);
-        let mut answer =
-            self.ask(PATIENCE, self.client.call(bucket, Script::Recall, vec![key], Vec::new())).await?;
+        let mut answer = self
+            .ask(PATIENCE, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
+            .await?;
         let (entry, now) = (answer.bytes().ok()?, answer.time().ok()?);
         let record = self.key.open(id, &entry, now);
         if record.is_none() && !entry.is_empty() && entry != BARRIER {
             debug!("an entry of the cache does not fit its record");
         }
         // In the end of its retention the durable store decides.
-        let latest = self.clock.now().plus(SKEW_MAX);
+        let latest = now.max(self.clock.now()).plus(SKEW_MAX);
         Some(Recalled { now, record: record.filter(|record| latest < record.expires_at) })
     }
 
@@ -221,8 +220,9 @@ impl CachedStore {
         let member = member(id);
         let bucket = self.client.layout.bucket(&member);
         // Nobody who reads the cache learns scopes and keys from it.
-        let name = Sha256::digest(&member);
-        (bucket, self.client.layout.key(bucket, "e:", &name))
+        let name: String =
+            Sha256::digest(&member).iter().map(|byte| format!("{byte:02x}")).collect();
+        (bucket, self.client.layout.key(bucket, "e:", name.as_bytes()))
     }
 
     /// Waits for the cache, a little; and after it has not answered, for a while not at all.

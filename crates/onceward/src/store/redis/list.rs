@@ -21,9 +21,7 @@ use crate::{
     record::{AuditRecord, Record, RecordId, State},
     store::{
         StoreError,
-        list::{
-            AuditPage, AuditQuery, Count, KeyFilter, Order, Page, Query, Sort, Span, Stats,
-        },
+        list::{AuditPage, AuditQuery, Count, KeyFilter, Order, Page, Query, Sort, Span, Stats},
     },
 };
 

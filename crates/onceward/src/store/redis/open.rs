@@ -101,7 +101,9 @@ pub enum RedisConnectError {
     #[error("{0}")]
     Kind(&'static str),
     /// What is in it was made by another version.
-    #[error("the records in the Redis server have the layout {found:?}, which this version does not know")]
+    #[error(
+        "the records in the Redis server have the layout {found:?}, which this version does not know"
+    )]
     Layout {
         /// As it is stored.
         found: String,

@@ -50,7 +50,10 @@ impl RedisStore {
         Err(unavailable("a provider id keeps changing hands"))
     }
 
-    pub(super) async fn note_of(&self, id: &ProviderId) -> Result<Option<ProviderNote>, StoreError> {
+    pub(super) async fn note_of(
+        &self,
+        id: &ProviderId,
+    ) -> Result<Option<ProviderNote>, StoreError> {
         let kept = self.kept_note(&name_of(id)).await?;
         self.holder(id, &kept).await
     }
@@ -64,7 +67,8 @@ impl RedisStore {
         let list = super::value::Parts::of(self.client.command(bucket, &list).await?)?;
         let mut notes = Vec::new();
         for (name, place) in list.into_pairs()? {
-            let place = std::str::from_utf8(&place).ok().and_then(|place| place.parse::<u64>().ok());
+            let place =
+                std::str::from_utf8(&place).ok().and_then(|place| place.parse::<u64>().ok());
             let place = place.ok_or_else(|| damaged("a place"))?;
             let id = id_of(&name).ok_or_else(|| damaged("a provider id"))?;
             let kept = self.kept_note(&name).await?;
@@ -148,14 +152,14 @@ impl RedisStore {
     ) -> Result<bool, StoreError> {
         let mut args = vec![
             self.client.writer(),
-            self.client.acked(bucket).to_string().into_bytes(),
+            Vec::new(),
             expected.to_vec(),
             value.to_vec(),
             member.to_vec(),
         ];
         args.extend(audits.iter().flat_map(super::row::audit_args));
         let keys = vec![key, self.client.writers(bucket)];
-        let mut answer = self.client.call(bucket, Script::Value, keys, args).await?;
+        let mut answer = self.call_counted(bucket, Script::Value, keys, args, 1).await?;
         match &*answer.bytes()? {
             b"applied" => {
                 self.client.acknowledge(bucket, answer.natural()?);
@@ -163,7 +167,6 @@ impl RedisStore {
             }
             // The answer to the first call was lost.
             b"conflict" => Ok(answer.bytes()? == value),
-            b"lost" => Err(self.has_lost()),
             _ => Err(unreadable()),
         }
     }

@@ -72,11 +72,8 @@ pub(super) fn times(record: &Record) -> impl Iterator<Item = (&'static str, Time
         ("l", record.lease_until),
         ("e", record.expires_at),
     ];
-    let sometimes = [
-        ("n", record.finished_at),
-        ("k", record.reconcile_after),
-        ("q", record.queued_until),
-    ];
+    let sometimes =
+        [("n", record.finished_at), ("k", record.reconcile_after), ("q", record.queued_until)];
     let sometimes = sometimes.into_iter().filter_map(|(name, time)| time.map(|time| (name, time)));
     always.into_iter().chain(sometimes)
 }
@@ -161,7 +158,9 @@ fn rest(record: &Record) -> Vec<u8> {
     rest.integer(open.is_some_and(|effect| effect.idempotent).into());
     rest.integer(record.inquiry.probes.into());
     for time in [record.inquiry.asked_at, record.inquiry.absent_at] {
-        rest.optional(time.map(|time| time.as_micros().to_be_bytes()).as_ref().map(|time| &time[..]));
+        rest.optional(
+            time.map(|time| time.as_micros().to_be_bytes()).as_ref().map(|time| &time[..]),
+        );
     }
     rest.0
 }

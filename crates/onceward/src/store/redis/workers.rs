@@ -18,9 +18,7 @@ use crate::{
     clock::Timestamp,
     machine::{self, Change},
     record::{AuditRecord, Record, RecordId, State},
-    store::{
-        Reaped, Resumable, StoreError, Swept, Which, request::decode_request,
-    },
+    store::{Reaped, Resumable, StoreError, Swept, Which, request::decode_request},
 };
 
 /// How many records are moved on in one call.
@@ -69,7 +67,8 @@ impl RedisStore {
         let limit = limit.min(PAGE_MAX) as usize;
         let mut moved = Vec::new();
         let due = |bucket| self.due(bucket, indexes, 0, limit);
-        let mut buckets = stream::iter(self.buckets_from_anywhere()).map(due).buffer_unordered(AT_ONCE);
+        let mut buckets =
+            stream::iter(self.buckets_from_anywhere()).map(due).buffer_unordered(AT_ONCE);
         while let Some(due) = buckets.next().await {
             let mut due = due?;
             let mut passed = 0;
@@ -103,7 +102,9 @@ impl RedisStore {
     }
 
     async fn apply_move<A>(&self, step: Move<A>, seen: Seen) -> Result<Option<A>, StoreError> {
-        let Some(id) = seen.record.as_ref().map(|record| record.id.clone()) else { return Ok(None) };
+        let Some(id) = seen.record.as_ref().map(|record| record.id.clone()) else {
+            return Ok(None);
+        };
         let audits = step.audit.as_ref().map(std::slice::from_ref).unwrap_or_default();
         let changed = self.change(&id, &seen, &step.change, audits, Beside::default()).await?;
         Ok(matches!(changed, Changed::Applied).then_some(step.answer))
@@ -117,8 +118,7 @@ impl RedisStore {
         passed: usize,
         limit: usize,
     ) -> Result<Due, StoreError> {
-        let mut args =
-            vec![self.client.now(), passed.to_string().into(), limit.to_string().into()];
+        let mut args = vec![self.client.now(), passed.to_string().into(), limit.to_string().into()];
         args.extend(indexes.iter().map(|index| Vec::from(*index)));
         let mut answer = self.call_bucket(bucket, Script::Due, args).await?;
         let now = answer.time()?;
@@ -282,7 +282,8 @@ impl RedisStore {
                     passed.to_string().into(),
                 ];
                 let mut answer = self.call_bucket(bucket, Script::Purge, args).await?;
-                let (gone, looked, page) = (answer.natural()?, answer.natural()?, answer.natural()?);
+                let (gone, looked, page) =
+                    (answer.natural()?, answer.natural()?, answer.natural()?);
                 purged += u32::try_from(gone).map_err(|_| unreadable())?;
                 passed += looked - gone;
                 if looked == page && page < 256 || page == 0 {
