@@ -49,7 +49,8 @@ impl Redis {
     pub fn start_with(settings: &[&str]) -> Redis {
         for _ in 0..PORTS_TRIED {
             let port = free_port();
-            let watchdog = Watchdog::new("TERM", |dir| command(dir, port, settings));
+            // Nobody needs its data any more, and while it writes its first file it would not end.
+            let watchdog = Watchdog::new("KILL", |dir| command(dir, port, settings));
             let mut redis = Redis { watchdog, port };
             match redis.run() {
                 Ok(()) => return redis,
