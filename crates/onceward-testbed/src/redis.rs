@@ -16,6 +16,9 @@ use crate::{
 /// What a Redis server does when it is asked to sync each write.
 const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
 
+/// The same, once a second.
+const QUICK: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
+
 /// A Redis server that syncs each write, which ends and leaves nothing behind when it is dropped or
 /// when its process dies. All calls block.
 pub struct Redis {
@@ -46,7 +49,8 @@ impl Redis {
     pub fn start_with(settings: &[&str]) -> Redis {
         for _ in 0..PORTS_TRIED {
             let port = free_port();
-            let watchdog = Watchdog::new("TERM", |dir| command(dir, port, settings));
+            // Nobody needs its data any more, and while it writes its first file it would not end.
+            let watchdog = Watchdog::new("KILL", |dir| command(dir, port, settings));
             let mut redis = Redis { watchdog, port };
             match redis.run() {
                 Ok(()) => return redis,
@@ -82,10 +86,11 @@ impl Redis {
         wait_until("a replica has it all", || offset(replica) >= end);
     }
 
-    /// The one server that all tests of this process share. Take a prefix each.
+    /// The one server that all tests of this process share. It syncs once a second, so that they do not
+    /// wait for the disk. Take a prefix each.
     pub fn shared() -> &'static Redis {
         static SHARED: OnceLock<Redis> = OnceLock::new();
-        SHARED.get_or_init(Redis::start)
+        SHARED.get_or_init(|| Redis::start_with(QUICK))
     }
 
     /// Where it listens.
@@ -158,11 +163,15 @@ impl RedisCluster {
     ///
     /// If they do not start, or do not come to agree.
     pub fn start() -> RedisCluster {
+        RedisCluster::start_with(DURABLE)
+    }
+
+    fn start_with(settings: &[&str]) -> RedisCluster {
         let start = |_| {
             let bus = free_port().to_string();
             let cluster = ["--cluster-enabled", "yes", "--cluster-port", &bus];
-            let quick = ["--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0"];
-            Redis::start_with(&[DURABLE, &cluster, &quick].concat())
+            let quick = ["--cluster-node-timeout", "1000"];
+            Redis::start_with(&[settings, &cluster, &quick].concat())
         };
         let nodes: Vec<Redis> = (0..6).map(start).collect();
         let addresses: Vec<String> = nodes.iter().map(|node| node.address().to_string()).collect();
@@ -174,10 +183,11 @@ impl RedisCluster {
         cluster
     }
 
-    /// The one Cluster that all tests of this process share. Take a prefix each, and break nothing.
+    /// The one Cluster that all tests of this process share, which syncs once a second. Take a prefix
+    /// each, and break nothing.
     pub fn shared() -> &'static RedisCluster {
         static SHARED: OnceLock<RedisCluster> = OnceLock::new();
-        SHARED.get_or_init(RedisCluster::start)
+        SHARED.get_or_init(|| RedisCluster::start_with(QUICK))
     }
 
     /// How to connect to it, by any of its nodes.
@@ -251,7 +261,7 @@ fn command(dir: &Path, port: u16, settings: &[&str]) -> Vec<String> {
     let port = port.to_string();
     let dir = dir.display().to_string();
     let fixed = ["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
-    let quiet = ["--save", "", "--enable-debug-command", "local"];
+    let quiet = ["--save", "", "--repl-diskless-sync-delay", "0"];
     let all = fixed.iter().chain(&quiet).chain(settings);
     all.map(|word| (*word).to_owned()).collect()
 }

@@ -96,9 +96,10 @@ impl RedisStore {
     }
 
     async fn server_time(&self, bucket: u16) -> Result<Timestamp, StoreError> {
+        // The key of a record that there cannot be.
+        let keys = vec![self.record_key(bucket, b"")];
         let args = vec![self.client.now(), Vec::new(), "record".into()];
-        let mut answer = self.call_bucket(bucket, Script::Look, args).await?;
-        answer.time()
+        self.client.call(bucket, Script::Look, keys, args).await?.time()
     }
 
     fn identity_key(&self) -> Vec<u8> {

@@ -10,18 +10,13 @@ use onceward::{
     record::{Lease, Record},
     store::{Ask, Reservation},
 };
-use onceward_testbed::Redis;
 
 use crate::service::Service;
 
 /// How long anything may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// On the shared server, under a prefix of its own.
-pub(crate) async fn store() -> RedisStore {
-    store_at(Redis::shared().url()).await
-}
-
+/// Under a prefix of its own.
 pub(crate) async fn store_at(url: String) -> RedisStore {
     RedisStore::connect(options(url)).await.expect("a store")
 }

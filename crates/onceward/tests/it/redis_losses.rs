@@ -150,7 +150,7 @@ async fn a_server_without_memory_takes_no_new_keys_and_ends_what_runs() {
     let (running, done) = (ask("running-0001"), ask("done-0001"));
     let lease = crate::redis_home::grant(&store, &running).await;
     let ended = crate::redis_home::grant(&store, &done).await;
-    store.write(&ended, Write::Complete(reply("before"))).await.expect("an answer");
+    let _ = store.write(&ended, Write::Complete(reply("before"))).await.expect("an answer");
     block_in_place(|| redis.cli(&["CONFIG", "SET", "maxmemory", "1mb"]));
     let refused = store.reserve(ask("too-many-0001")).await.expect_err("it is full");
     assert!(format!("{refused}").contains("memory"), "{refused:?}");

@@ -53,7 +53,7 @@ async fn a_takeover_whose_answer_is_lost_is_granted_once_to_the_same_attempt() {
     let (store, proxy) = behind_a_proxy().await;
     let asked = ask("taken-over-0001");
     let first = grant(&store, &asked).await;
-    store.write(&first, Write::Release("declined".into())).await.expect("a release");
+    let _ = store.write(&first, Write::Release("declined".into())).await.expect("a release");
     let again = retry(&asked);
     // What is put into an index is in the call that changes the record, and not in the one that looks.
     proxy.cut_after(b"put\r\n", ANY);
@@ -146,7 +146,7 @@ async fn a_server_that_is_not_there_is_said_to_have_done_nothing() {
     };
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
     proxy.lead_to(Some(Redis::shared().address()));
-    grant(&store, &ask("not-there-0001")).await;
+    let _lease = grant(&store, &ask("not-there-0001")).await;
 }
 
 /// As after SCRIPT FLUSH, or a restart.
@@ -155,5 +155,5 @@ async fn scripts_that_the_server_forgot_are_loaded_again() {
     let redis = tokio::task::spawn_blocking(Redis::start).await.expect("a server");
     let store = store_at(redis.url()).await;
     assert_eq!(redis.cli(&["SCRIPT", "FLUSH"]), "OK");
-    grant(&store, &ask("forgotten-0001")).await;
+    let _lease = grant(&store, &ask("forgotten-0001")).await;
 }

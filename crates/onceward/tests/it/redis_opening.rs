@@ -8,7 +8,7 @@ use onceward::{
 };
 use onceward_testbed::{Redis, RedisCluster};
 
-use crate::redis_home::{grant, load, options, store};
+use crate::redis_home::{grant, load, options};
 
 async fn refusal(url: String) -> RedisConnectError {
     RedisStore::connect(options(url)).await.expect_err("it is refused")
@@ -38,8 +38,7 @@ async fn a_node_of_a_cluster_is_not_taken_for_a_server_of_its_own_nor_the_revers
     let cluster = tokio::task::spawn_blocking(RedisCluster::shared).await.expect("a Cluster");
     let refused = refusal(cluster.nodes()[0].url()).await;
     assert!(
-        refused.to_string().contains("redis+cluster://")
-            || matches!(refused, RedisConnectError::Unreachable(_)),
+        matches!(refused, RedisConnectError::Kind(_) | RedisConnectError::Replica),
         "{refused}"
     );
     let single = Redis::shared().url().replace("redis://", "redis+cluster://");
@@ -65,7 +64,7 @@ async fn a_store_keeps_its_number_of_buckets() {
     let asked = ask("same-place-0001");
     let lease = grant(&first, &asked).await;
     let second = RedisStore::connect(options(64)).await.expect("a store");
-    second.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
+    let _ = second.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
     assert_eq!(load(&first, &asked).await.state, State::Completed);
 }
 
@@ -86,8 +85,8 @@ async fn no_key_of_the_store_has_a_time_to_live() {
     let options = RedisOptions::best_effort(redis.url()).prefix(prefix.clone());
     let store = RedisStore::connect(options).await.expect("a store");
     let lease = grant(&store, &ask("lives-0001")).await;
-    store.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
-    grant(&store, &ask("lives-0002")).await;
+    let _ = store.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
+    let _lease = grant(&store, &ask("lives-0002")).await;
     let keys = redis.cli(&["KEYS", &format!("{{{prefix}:*")]);
     assert!(keys.lines().count() > 8, "{keys}");
     for key in keys.lines() {
@@ -103,7 +102,7 @@ async fn a_damaged_record_is_an_error_and_not_an_absent_one() {
     let store = RedisStore::connect(options).await.expect("a store");
     let asked = ask("damaged-0001");
     let lease = grant(&store, &asked).await;
-    store.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
+    let _ = store.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
     let keys = redis.cli(&["KEYS", &format!("{{{prefix}:*}}r:*")]);
     for (field, value) in [("p", "x"), ("s", "finished"), ("r", ""), ("a", "1")] {
         let before = redis.cli(&["HGET", &keys, "s"]);
@@ -119,5 +118,4 @@ async fn a_damaged_record_is_an_error_and_not_an_absent_one() {
     // Others are not held up by it.
     store.sweep(100).await.expect("a sweep");
     store.reap(100).await.expect("a reap");
-    drop(self::store().await);
 }

@@ -170,7 +170,7 @@ impl CachedStore {
             debug!("an entry of the cache does not fit its record");
         }
         // In the end of its retention the durable store decides.
-        let latest = self.clock.now().plus(SKEW_MAX);
+        let latest = now.max(self.clock.now()).plus(SKEW_MAX);
         Some(Recalled { now, record: record.filter(|record| latest < record.expires_at) })
     }
 
@@ -220,8 +220,9 @@ impl CachedStore {
         let member = member(id);
         let bucket = self.client.layout.bucket(&member);
         // Nobody who reads the cache learns scopes and keys from it.
-        let name = Sha256::digest(&member);
-        (bucket, self.client.layout.key(bucket, "e:", &name))
+        let name: String =
+            Sha256::digest(&member).iter().map(|byte| format!("{byte:02x}")).collect();
+        (bucket, self.client.layout.key(bucket, "e:", name.as_bytes()))
     }
 
     /// Waits for the cache, a little; and after it has not answered, for a while not at all.

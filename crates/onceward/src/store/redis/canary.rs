@@ -62,22 +62,23 @@ impl RedisStore {
         let home = self.client.home();
         let at_home = felt.iter().position(|(bucket, _)| *bucket == home).ok_or_else(unreadable)?;
         let (_, at_home) = felt.swap_remove(at_home);
-        // A bucket that has less than was acknowledged counts as if home had: what is left of it says
-        // from when on.
         let is_behind =
             |felt: &Felt| felt.last.map_or(0, |last| last.count) < beat.acked || felt.lost;
-        let behind = felt.iter().filter(|(_, felt)| is_behind(felt));
+        let home_is_behind = is_behind(&at_home).then_some((&home, &at_home));
+        let behind = felt.iter().map(|(bucket, felt)| (bucket, felt));
+        let behind = behind.filter(|(_, felt)| is_behind(felt)).chain(home_is_behind);
         let mut last = at_home.last;
         let mut acked = beat.acked;
-        for (bucket, felt) in behind {
+        for (number, (bucket, felt)) in behind.enumerate() {
             warn!(bucket, "a bucket has lost what was acknowledged");
-            let since = [last.map(|last| last.at), felt.last.map(|last| last.at)];
-            let since = since[0].zip(since[1]).map(|(one, other)| one.min(other));
-            acked = acked.max(last.map_or(0, |last| last.count)).saturating_add(1);
+            let at = felt.last.map(|last| last.at);
+            // From then on that the first of them does not know any more.
+            let since = match number {
+                0 => at,
+                _ => last.map(|last| last.at).zip(at).map(|(one, other)| one.min(other)),
+            };
             last = since.map(|at| Beaten { count: 0, at });
-        }
-        if at_home.lost {
-            acked = acked.max(last.map_or(0, |last| last.count).saturating_add(1));
+            acked = acked.max(1);
         }
         let known = read_loss(&at_home.kept_loss)?;
         let step = machine::beat(last, known, &Beat { acked, ..beat }, at_home.now);

@@ -114,7 +114,7 @@ impl Client {
     }
 
     pub(super) fn writers(&self, bucket: u16) -> Vec<u8> {
-        self.layout.key(self.counted_in(bucket), "w", b"")
+        self.layout.key(self.counted_in(bucket), "writers", b"")
     }
 
     /// What was acknowledged of writes to this bucket.

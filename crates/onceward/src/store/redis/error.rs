@@ -95,11 +95,6 @@ pub(super) fn unreadable() -> StoreError {
     unavailable("the server's answer makes no sense")
 }
 
-/// The process was told of writes that the server does not have any more.
-pub(super) fn lost() -> StoreError {
-    unavailable("the server has lost what it had acknowledged")
-}
-
 /// Before a call is made again.
 pub(super) async fn pause(tries: u32) {
     let most = 10_u64 << tries.min(5);

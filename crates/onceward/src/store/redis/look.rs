@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::{
     RedisStore,
     address::member,
-    error::{damaged, is_full, lost, pause, unavailable, unreadable},
+    error::{damaged, is_full, pause, unavailable, unreadable},
     row::{audit_args, encode_reply, fields, lease_index, micros, number, places, plain_fields},
     row::{read_record, stamp, state_place, times},
     script::Script,
@@ -91,7 +91,7 @@ impl RedisStore {
             self.client.now(),
             member.clone(),
             self.client.writer(),
-            self.client.acked(bucket).to_string().into_bytes(),
+            Vec::new(),
             new_stamp(),
             state_place(&record).0.into(),
             lease_index(&record).into(),
@@ -108,7 +108,7 @@ impl RedisStore {
         // The fence of a new record is the time.
         args.extend(["f".into(), number(0)]);
         let keys = vec![self.record_key(bucket, &member), self.client.writers(bucket)];
-        let mut answer = match self.client.call(bucket, Script::Reserve, keys, args).await {
+        let mut answer = match self.call_counted(bucket, Script::Reserve, keys, args, 3).await {
             Ok(answer) => answer,
             // What is there can be told though there is no room for more.
             Err(full) if is_full(&full) => match self.look(&ask.id, Look::Record).await {
@@ -124,7 +124,6 @@ impl RedisStore {
                 Ok(Created::Now(now))
             }
             b"found" => Ok(Created::Found(read_seen(&ask.id, &mut answer)?)),
-            b"lost" => Err(self.has_lost()),
             _ => Err(unreadable()),
         }
     }
@@ -288,7 +287,7 @@ impl RedisStore {
             self.client.now(),
             member.clone(),
             self.client.writer(),
-            self.client.acked(bucket).to_string().into_bytes(),
+            Vec::new(),
             seen.stamp.clone(),
             new_stamp(),
             what.into(),
@@ -311,7 +310,7 @@ impl RedisStore {
             }
         }
         let keys = vec![self.record_key(bucket, &member), self.client.writers(bucket)];
-        let mut answer = self.client.call(bucket, Script::Change, keys, args).await?;
+        let mut answer = self.call_counted(bucket, Script::Change, keys, args, 3).await?;
         match &*answer.bytes()? {
             b"applied" => {
                 self.client.acknowledge(bucket, answer.natural()?);
@@ -321,15 +320,32 @@ impl RedisStore {
                 Ok(Changed::Applied)
             }
             b"conflict" => read_seen(id, &mut answer).map(Changed::Conflict),
-            b"lost" => Err(self.has_lost()),
             _ => Err(unreadable()),
         }
     }
 
-    /// Nothing is believed from now on until a beat has asked.
-    pub(super) fn has_lost(&self) -> StoreError {
-        self.client.next_epoch();
-        lost()
+    /// A call that says, in this place, what was acknowledged to this process. If that is not there any
+    /// more, the server has lost it, and is another one from now on: what it says is not believed until a
+    /// beat has asked it. So the call is made all the same.
+    pub(super) async fn call_counted(
+        &self,
+        bucket: u16,
+        script: Script,
+        keys: Vec<Vec<u8>>,
+        mut args: Vec<Vec<u8>>,
+        place: usize,
+    ) -> Result<Parts, StoreError> {
+        for acked in [self.client.acked(bucket), 0] {
+            if let Some(arg) = args.get_mut(place) {
+                *arg = acked.to_string().into_bytes();
+            }
+            let answer = self.client.call(bucket, script, keys.clone(), args.clone()).await?;
+            if !answer.is_word(b"lost") {
+                return Ok(answer);
+            }
+            self.client.next_epoch();
+        }
+        Err(unreadable())
     }
 }
 

@@ -152,14 +152,14 @@ impl RedisStore {
     ) -> Result<bool, StoreError> {
         let mut args = vec![
             self.client.writer(),
-            self.client.acked(bucket).to_string().into_bytes(),
+            Vec::new(),
             expected.to_vec(),
             value.to_vec(),
             member.to_vec(),
         ];
         args.extend(audits.iter().flat_map(super::row::audit_args));
         let keys = vec![key, self.client.writers(bucket)];
-        let mut answer = self.client.call(bucket, Script::Value, keys, args).await?;
+        let mut answer = self.call_counted(bucket, Script::Value, keys, args, 1).await?;
         match &*answer.bytes()? {
             b"applied" => {
                 self.client.acknowledge(bucket, answer.natural()?);
@@ -167,7 +167,6 @@ impl RedisStore {
             }
             // The answer to the first call was lost.
             b"conflict" => Ok(answer.bytes()? == value),
-            b"lost" => Err(self.has_lost()),
             _ => Err(unreadable()),
         }
     }

@@ -17,6 +17,11 @@ impl Parts {
         }
     }
 
+    /// Whether it begins with this word.
+    pub(super) fn is_word(&self, word: &[u8]) -> bool {
+        matches!(self.0.as_slice().first(), Some(Value::BulkString(first)) if first == word)
+    }
+
     fn one(&mut self) -> Result<Value, StoreError> {
         self.0.next().ok_or_else(unreadable)
     }
