@@ -103,7 +103,7 @@ impl DynamoDatabase {
 
 impl Inner {
     async fn reserve(&self, ask: Ask) -> Result<Reservation, StoreError> {
-        self.skew.check()?;
+        self.check_clock().await?;
         let request = Inner::encoded(ask.request.as_deref())?;
         self.step(
             &ask.id,
@@ -118,7 +118,7 @@ impl Inner {
     }
 
     async fn claim(&self, claim: Claim) -> Result<Reservation, StoreError> {
-        self.skew.check()?;
+        self.check_clock().await?;
         self.step(
             &claim.id,
             Seen::Nothing,
@@ -240,14 +240,14 @@ impl Store for DynamoStore {
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
         Box::pin(async move {
-            self.0.skew.check()?;
+            self.0.check_clock().await?;
             self.0.sweep(limit).await
         })
     }
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
         Box::pin(async move {
-            self.0.skew.check()?;
+            self.0.check_clock().await?;
             self.0.reap(limit).await
         })
     }
