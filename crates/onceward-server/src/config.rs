@@ -19,6 +19,7 @@ use crate::{cli::ServeArgs, gateway::Cors};
 mod admin; // [admin]
 mod cidr; // networks
 pub(crate) mod duration; // 60s
+mod dynamodb; // dynamodb://TABLE
 mod file; // the TOML file as it is written
 mod privacy; // [privacy]
 mod probe; // how unknown outcomes are asked about
@@ -35,6 +36,7 @@ mod workers; // [workers]
 
 pub(crate) use admin::AdminSettings;
 pub(crate) use cidr::Cidr;
+pub(crate) use dynamodb::DynamoUrl;
 pub(crate) use file::File;
 pub(crate) use policy::ON_5XX;
 pub(crate) use privacy::Privacy;
@@ -111,57 +113,6 @@ pub(crate) enum StoreUrl {
     Redis(String),
     /// In a table of DynamoDB.
     Dynamo(DynamoUrl),
-}
-
-/// A table of DynamoDB. What is not given here comes from the usual AWS environment, credentials
-/// always do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DynamoUrl {
-    pub(crate) table: String,
-    pub(crate) region: Option<String>,
-    pub(crate) endpoint: Option<String>,
-}
-
-impl DynamoUrl {
-    /// `TABLE?region=...&endpoint=...`, as it stands behind `dynamodb://`.
-    fn parse(rest: &str) -> Result<Self> {
-        let (table, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
-        ensure!(
-            (3..=255).contains(&table.len()) && table.bytes().all(known),
-            "the store dynamodb:// names no table: 3 to 255 letters, digits, `_`, `-` and `.`"
-        );
-        let mut url = DynamoUrl { table: table.to_owned(), region: None, endpoint: None };
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            let value = Some(value.into_owned());
-            match &*name {
-                "region" => url.region = value,
-                "endpoint" => url.endpoint = value,
-                other => bail!(
-                    "the store dynamodb:// has no parameter `{other}`{}",
-                    suggest::hint(other, &["region", "endpoint"])
-                ),
-            }
-        }
-        let plain = |it: &String| it.starts_with("http://") || it.starts_with("https://");
-        ensure!(
-            url.endpoint.as_ref().is_none_or(plain),
-            "the endpoint of the store dynamodb:// is no URL such as http://127.0.0.1:8000"
-        );
-        Ok(url)
-    }
-}
-
-impl fmt::Display for DynamoUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "dynamodb://{}", self.table)?;
-        let given = [("region", &self.region), ("endpoint", &self.endpoint)];
-        let given = given.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-        for (number, (name, value)) in given.enumerate() {
-            write!(f, "{}{name}={value}", if number == 0 { '?' } else { '&' })?;
-        }
-        Ok(())
-    }
 }
 
 impl fmt::Debug for StoreUrl {

@@ -104,7 +104,7 @@ impl DynamoDatabase {
 
 impl Inner {
     async fn reserve(&self, ask: Ask) -> Result<Reservation, StoreError> {
-        self.skew.check()?;
+        self.check_clock().await?;
         let request = Inner::encoded(ask.request.as_deref())?;
         self.step(
             &ask.id,
@@ -119,7 +119,7 @@ impl Inner {
     }
 
     async fn claim(&self, claim: Claim) -> Result<Reservation, StoreError> {
-        self.skew.check()?;
+        self.check_clock().await?;
         self.step(
             &claim.id,
             Seen::Nothing,
@@ -241,14 +241,14 @@ impl Store for DynamoStore {
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
         Box::pin(async move {
-            self.0.skew.check()?;
+            self.0.check_clock().await?;
             self.0.sweep(limit).await
         })
     }
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {
         Box::pin(async move {
-            self.0.skew.check()?;
+            self.0.check_clock().await?;
             self.0.reap(limit).await
         })
     }

@@ -354,6 +354,10 @@ macro_rules! wrapped_store {
                 self.inner.epoch()
             }
 
+            fn reply_cap(&self) -> usize {
+                self.inner.reply_cap()
+            }
+
             fn database(&self) -> Option<Database> {
                 self.inner.database()
             }

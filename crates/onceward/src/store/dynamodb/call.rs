@@ -100,11 +100,13 @@ impl Calls {
                 Err(error) => error,
             };
             let again = match &error {
-                SdkError::ServiceError(said) => match meaning(said.err().code()) {
-                    Some(Meaning::Again) => true,
-                    Some(_) => false,
-                    None => return Err(self.said(kind, error)),
-                },
+                SdkError::ServiceError(said) => {
+                    match meaning(said.err().code(), said.raw().status().as_u16()) {
+                        Some(Meaning::Again) => true,
+                        Some(_) => false,
+                        None => return Err(self.said(kind, error)),
+                    }
+                }
                 // Nothing was changed: another connection may do better.
                 _ => kind == Kind::Read,
             };
@@ -137,7 +139,8 @@ impl Calls {
                 if code == "ResourceNotFoundException" {
                     self.count_epoch();
                 }
-                let unsure = matches!(meaning(Some(code)), Some(Meaning::MayHaveHappened));
+                let meant = meaning(said.err().code(), said.raw().status().as_u16());
+                let unsure = matches!(meant, Some(Meaning::MayHaveHappened));
                 (unsure, format!("the service says {code}"))
             }
             _ => {
@@ -155,23 +158,24 @@ impl Calls {
 }
 
 /// `None` for what the caller decides by.
-fn meaning(code: Option<&str>) -> Option<Meaning> {
-    match code? {
-        "ConditionalCheckFailedException"
-        | "TransactionCanceledException"
-        | "ResourceInUseException" => None,
-        "ProvisionedThroughputExceededException"
-        | "ThrottlingException"
-        | "Throttling"
-        | "RequestLimitExceeded"
-        | "TransactionConflictException"
-        | "TransactionInProgressException"
-        | "LimitExceededException" => Some(Meaning::Again),
-        "InternalServerError"
-        | "InternalServerErrorException"
-        | "ServiceUnavailable"
-        | "ServiceUnavailableException"
-        | "InternalFailure" => Some(Meaning::MayHaveHappened),
+fn meaning(code: Option<&str>, status: u16) -> Option<Meaning> {
+    match code {
+        Some(
+            "ConditionalCheckFailedException"
+            | "TransactionCanceledException"
+            | "ResourceInUseException",
+        ) => None,
+        Some(
+            "ProvisionedThroughputExceededException"
+            | "ThrottlingException"
+            | "Throttling"
+            | "RequestLimitExceeded"
+            | "TransactionConflictException"
+            | "TransactionInProgressException"
+            | "LimitExceededException",
+        ) => Some(Meaning::Again),
+        // Also from whoever stands in between, and does not speak the service's language.
+        _ if status >= 500 => Some(Meaning::MayHaveHappened),
         _ => Some(Meaning::Refused),
     }
 }

@@ -344,6 +344,15 @@ fn index(name: &str, partition: &str, sort: &str, has: &[&str]) -> GlobalSeconda
 }
 
 impl Inner {
+    /// Whether our clock may decide. One that was found to be off is looked at anew: it may have been
+    /// set right, or an answer was read late.
+    pub(super) async fn check_clock(&self) -> Result<(), StoreError> {
+        if self.skew.check().is_err() {
+            self.ping().await?;
+        }
+        self.skew.check()
+    }
+
     /// Whether the table is there and is ours.
     pub(super) async fn ping(&self) -> Result<(), StoreError> {
         match self.schema().await? {

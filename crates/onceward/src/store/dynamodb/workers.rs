@@ -1,7 +1,7 @@
 //! What workers ask for. The index only says where to look: it may be behind the table, so that each
 //! record is read anew and changed under a condition.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures_util::future::{join_all, try_join_all};
 use tracing::error;
@@ -11,7 +11,7 @@ use super::{
     call::damaged,
     item::{Item, Reader, key_of},
     open::{BY_DUE, BY_LISTED},
-    row::{Held, RECORD, WAITING, partition, read_id, read_record, shard},
+    row::{Held, LISTED, RECORD, WAITING, partition, read_id, read_record, shard},
     step::{Commit, Committed},
     table::{Slice, at},
 };
@@ -32,8 +32,10 @@ const PAGE: i32 = 100;
 /// part of the index.
 struct Due<'a> {
     inner: &'a Inner,
-    /// Of each part: its name, and where to go on.
+    /// Of each part that has more: its name, and where to go on.
     parts: Vec<(String, Option<Item>)>,
+    /// What the index has shown, and nobody has looked at yet.
+    ahead: VecDeque<Item>,
     until: Timestamp,
     page: i32,
 }
@@ -44,35 +46,44 @@ impl<'a> Due<'a> {
             .iter()
             .flat_map(|kind| (0..inner.shards).map(|number| (shard(kind, number), None)));
         let page = i32::try_from(limit).unwrap_or(PAGE).clamp(1, PAGE);
-        Due { inner, parts: parts.collect(), until, page }
+        Due { inner, parts: parts.collect(), ahead: VecDeque::new(), until, page }
     }
 
-    /// The next candidates of all parts, by the time they are due at; none when there are no more.
-    async fn next(&mut self) -> Result<Vec<Item>, StoreError> {
-        let mut candidates = Vec::new();
-        while candidates.is_empty() && !self.parts.is_empty() {
-            let parts = std::mem::take(&mut self.parts);
-            let (inner, until, page) = (self.inner, self.until, self.page);
-            let pages = parts.into_iter().map(|(part, after)| {
-                let slice = Slice {
-                    index: BY_DUE,
-                    names: ("due", "due_at"),
-                    part,
-                    from: i64::MIN,
-                    to: until.as_micros(),
-                    ascending: true,
-                    limit: Some(page),
-                    after,
-                };
-                async move { Ok::<_, StoreError>((inner.slice(&slice).await?, slice.part)) }
-            });
-            for ((items, next), part) in try_join_all(pages).await? {
-                candidates.extend(items);
-                self.parts.extend(next.map(|next| (part, Some(next))));
+    /// Some of the next records, as they are now: those attributes of them, if any are named. None at
+    /// the end. What the index still shows and is gone is left out.
+    async fn next(&mut self, only: &[&str]) -> Result<Option<Vec<Held>>, StoreError> {
+        while self.ahead.is_empty() {
+            if self.parts.is_empty() {
+                return Ok(None);
             }
+            self.read_on().await?;
         }
-        candidates.sort_by_key(|item| at(item, "due_at"));
-        Ok(candidates)
+        let some: Vec<Item> = self.ahead.drain(..AT_ONCE.min(self.ahead.len())).collect();
+        self.inner.records_of(&some, only).await.map(Some)
+    }
+
+    async fn read_on(&mut self) -> Result<(), StoreError> {
+        let parts = std::mem::take(&mut self.parts);
+        let (inner, until, page) = (self.inner, self.until, self.page);
+        let pages = parts.into_iter().map(|(part, after)| {
+            let slice = Slice {
+                index: BY_DUE,
+                names: ("due", "due_at"),
+                part,
+                from: i64::MIN,
+                to: until.as_micros(),
+                ascending: true,
+                limit: Some(page),
+                after,
+            };
+            async move { Ok::<_, StoreError>((inner.slice(&slice).await?, slice.part)) }
+        });
+        for ((items, next), part) in try_join_all(pages).await? {
+            self.ahead.extend(items);
+            self.parts.extend(next.map(|next| (part, Some(next))));
+        }
+        self.ahead.make_contiguous().sort_by_key(|item| at(item, "due_at"));
+        Ok(())
     }
 }
 
@@ -106,32 +117,22 @@ impl Inner {
     ) -> Result<Vec<Held>, StoreError> {
         let mut due = Due::new(self, kinds, until, u32::MAX);
         let mut found = Vec::new();
-        loop {
-            let candidates = due.next().await?;
-            if candidates.is_empty() {
-                return Ok(found);
-            }
-            found.extend(self.records_of(&candidates, only).await?);
+        while let Some(some) = due.next(only).await? {
+            found.extend(some);
         }
+        Ok(found)
     }
 
     pub(super) async fn sweep(&self, limit: u32) -> Result<Vec<Swept>, StoreError> {
         let mut due = Due::new(self, &[State::InProgress.name()], self.clock.now(), limit);
         let mut swept = Vec::new();
-        while swept.len() < limit as usize {
-            let candidates = due.next().await?;
-            if candidates.is_empty() {
-                break;
-            }
-            let found = self.records_of(&candidates, &[]).await?;
-            let mut rest = found.as_slice();
-            while !rest.is_empty() && swept.len() < limit as usize {
-                let room = AT_ONCE.min(limit as usize - swept.len()).min(rest.len());
-                let (some, after) = rest.split_at(room);
-                rest = after;
-                for moved in join_all(some.iter().map(|held| self.sweep_one(held))).await {
-                    swept.extend(moved?);
-                }
+        while swept.len() < limit as usize
+            && let Some(some) = due.next(&[]).await?
+        {
+            let room = limit as usize - swept.len();
+            let moved = some.iter().take(room).map(|held| self.sweep_one(held));
+            for moved in join_all(moved).await {
+                swept.extend(moved?);
             }
         }
         Ok(swept)
@@ -168,22 +169,15 @@ impl Inner {
         let mut due = Due::new(self, &kinds, self.clock.now(), limit);
         let mut reaped = Reaped::default();
         let count = |reaped: &Reaped| reaped.expired + reaped.purged;
-        while count(&reaped) < limit {
-            let candidates = due.next().await?;
-            if candidates.is_empty() {
-                break;
-            }
-            let found = self.records_of(&candidates, &[]).await?;
-            let mut rest = found.as_slice();
-            while !rest.is_empty() && count(&reaped) < limit {
-                let room = AT_ONCE.min((limit - count(&reaped)) as usize).min(rest.len());
-                let (some, after) = rest.split_at(room);
-                rest = after;
-                for done in join_all(some.iter().map(|held| self.reap_one(held))).await {
-                    let done = done?;
-                    reaped.expired += done.expired;
-                    reaped.purged += done.purged;
-                }
+        // What was replied goes, and need not be read for that.
+        while count(&reaped) < limit
+            && let Some(some) = due.next(&LISTED).await?
+        {
+            let room = (limit - count(&reaped)) as usize;
+            for done in join_all(some.iter().take(room).map(|held| self.reap_one(held))).await {
+                let done = done?;
+                reaped.expired += done.expired;
+                reaped.purged += done.purged;
             }
         }
         Ok(reaped)
@@ -265,13 +259,10 @@ impl Inner {
         let page = u32::try_from(limit).unwrap_or(u32::MAX);
         let mut due = Due::new(self, &[kind], self.clock.now(), page);
         let mut found = Vec::new();
-        // A page of each part holds the earliest of that part, so that together they hold the earliest.
-        while found.len() < limit {
-            let candidates = due.next().await?;
-            if candidates.is_empty() {
-                break;
-            }
-            found.extend(self.records_of(&candidates, &[]).await?.into_iter().filter(&wanted));
+        while found.len() < limit
+            && let Some(some) = due.next(&[]).await?
+        {
+            found.extend(some.into_iter().filter(&wanted));
         }
         found.sort_by_key(|held| order(&held.record));
         found.truncate(limit);
