@@ -32,7 +32,7 @@ fn requests_are_replayed_from_redis_after_a_restart_of_the_gateway() {
     for _ in 0..2 {
         let mut gateway = Gateway::with(upstream.address, &toml);
         let charged = post(gateway.address, FIRST, "{}", &[]);
-        assert_eq!((charged.status, charged.text()), (200, "charged".to_owned()));
+        assert_eq!((charged.status, charged.text()), (200, "charged"));
         assert_eq!(get(gateway.admin, "/readyz").status, 200);
         gateway.signal("TERM");
         assert!(gateway.exit_status().success());
@@ -70,7 +70,8 @@ fn an_emptied_redis_runs_nothing_twice() {
     command.env("ONCEWARD_ADMIN", format!("http://{}", gateway.admin));
     let ended = command.env("ONCEWARD_ADMIN_TOKEN", TOKEN).output().expect("it ends");
     assert!(ended.status.success(), "{ended:?}");
-    eventually(|| post(gateway.address, SECOND, "{}", &[]).status == 200);
+    let runs = || (post(gateway.address, SECOND, "{}", &[]).status == 200).then_some(());
+    eventually("a key runs again", runs);
 }
 
 #[test]
@@ -105,7 +106,7 @@ fn what_redis_cannot_do_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_replay_comes_from_the_cache_and_a_void_is_seen_by_the_next_request() {
+fn a_replay_comes_from_the_cache() {
     let database = Postgres::shared().create_database();
     let redis = Redis::start_forgetful();
     let upstream = Upstream::start(|_, _| ok("charged"));
@@ -120,7 +121,6 @@ fn a_replay_comes_from_the_cache_and_a_void_is_seen_by_the_next_request() {
     // What the database does not have any more can only come from the cache.
     database.psql("UPDATE onceward.replies SET body = 'x'::bytea");
     let replayed = post(gateway.address, FIRST, "{}", &[]);
-    assert_eq!((replayed.is_replay(), replayed.text()), (true, "charged".to_owned()));
-    redis.cli(&["FLUSHALL"]);
+    assert_eq!((replayed.is_replay(), replayed.text()), (true, "charged"));
     assert_eq!(upstream.count(), 1);
 }
