@@ -267,13 +267,14 @@ fn what_cannot_be_looked_at_is_1_and_no_password_is_told() {
     let folder = folder_on_disk();
     let text = folder.path().join("text");
     fs::write(&text, "this is not an SQLite file, and longer than its header").expect("written");
+    let text = format!("file:{}", text.display());
     let nobody = Postgres::shared().url("postgres").replace("postgres@", "nobody:hunter2@");
     for args in [
         &["--store", "postgres://app:hunter2@127.0.0.1:1/shop"][..],
-        &["--store", &nobody],
+        &["--store", nobody.as_str()],
         &["--store", "postgres://app:hunter2@[/shop"],
         &["--store", "oracle://app:hunter2@db"],
-        &["--store", &format!("file:{}", text.display())],
+        &["--store", text.as_str()],
         &["--config", "/does/not/exist.toml"],
         &[],
     ] {

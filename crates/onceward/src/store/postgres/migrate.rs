@@ -198,7 +198,7 @@ mod tests {
 
     /// The migrations of a later release.
     fn later(more: &[Migration]) -> &'static [Migration] {
-        Box::leak([MIGRATIONS, more].concat().into())
+        [MIGRATIONS, more].concat().leak()
     }
 
     async fn migrate(
@@ -221,8 +221,8 @@ mod tests {
 
     const ADDS: Migration = Migration {
         name: "adds",
-        about: "a column, and another body of a function",
-        sql: "ALTER TABLE onceward.records ADD COLUMN colour text; \
+        about: "a table, and another body of a function",
+        sql: "CREATE TABLE onceward.colours (colour text PRIMARY KEY); \
               CREATE OR REPLACE FUNCTION onceward.plus(at bigint, duration bigint) RETURNS bigint \
               LANGUAGE sql IMMUTABLE AS $$ SELECT at + duration $$;",
         breaks: false,

@@ -145,7 +145,7 @@ mod tests {
         more: &[Migration],
         by: By,
     ) -> Result<usize, OpenError> {
-        let migrations = Box::leak([MIGRATIONS, more].concat().into());
+        let migrations = [MIGRATIONS, more].concat().leak();
         let path = &options.path;
         let mut connection = open::connect(options, path, false).await.expect("a connection");
         bring_up(&mut connection, path, migrations, by).await.map(|applied| applied.len())
