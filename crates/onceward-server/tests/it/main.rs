@@ -12,6 +12,7 @@ mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
 mod doctor; // whether a store can be relied on
+mod doctor_stores; // the same of the other stores
 mod dynamodb; // records in a table of DynamoDB
 mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
