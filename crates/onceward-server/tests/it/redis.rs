@@ -82,7 +82,7 @@ fn without_best_effort_only_routes_without_effects_outside_are_taken() {
         assert!(said.contains("durability = \"best-effort\""), "{said}");
     }
     let said = refused(&format!("[store]\nurl = \"{url}\"\ndurability = \"best\"\n"));
-    assert!(said.contains("did you mean `best-effort`?"), "{said}");
+    assert!(said.contains("use one of durable, best-effort"), "{said}");
     let upstream = Upstream::start(|_, _| ok("counted"));
     let none = settings(&url, "[defaults]\neffects = \"none\"\n");
     let gateway = Gateway::with(upstream.address, &none);
