@@ -71,7 +71,7 @@ async fn redis_cluster_store(clock: ManualClock) -> RedisStore {
 
 async fn redis_store_at(url: String, clock: ManualClock) -> RedisStore {
     let prefix = format!("suite_{:016x}", rand::random::<u64>());
-    let options = RedisOptions::best_effort(url).prefix(prefix).buckets(6).clock(Arc::new(clock));
+    let options = RedisOptions::best_effort(url).prefix(prefix).buckets(3).clock(Arc::new(clock));
     RedisStore::connect(options).await.expect("a store")
 }
 
