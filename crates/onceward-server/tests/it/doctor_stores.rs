@@ -55,7 +55,8 @@ fn a_mariadb_that_syncs_its_commits_can_be_relied_on_and_another_cannot() {
     is_made_once(&store);
     let (code, told) = doctor(&store, "durable");
     assert_eq!(code, Some(0), "{told:?}");
-    for name in ["server version", "primary", "max_allowed_packet", "clock skew", "schema", "engine"]
+    for name in
+        ["server version", "primary", "max_allowed_packet", "clock skew", "schema", "engine"]
     {
         assert_eq!(told[name], "ok", "{name}");
     }
@@ -77,7 +78,9 @@ fn a_redis_that_syncs_each_write_is_durable_and_one_that_evicts_is_never_safe() 
     is_made_once(&store);
     let (code, told) = doctor(&store, "durable");
     assert_eq!(code, Some(0), "{told:?}");
-    for name in ["server version", "primary", "eviction", "append-only file", "clock skew", "schema"] {
+    for name in
+        ["server version", "primary", "eviction", "append-only file", "clock skew", "schema"]
+    {
         assert_eq!(told[name], "ok", "{name}");
     }
     redis.cli(&["CONFIG", "SET", "appendfsync", "everysec"]);

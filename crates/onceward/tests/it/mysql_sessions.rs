@@ -117,9 +117,6 @@ async fn transactions_and_phases_that_are_dropped_at_any_moment_leave_none_open_
         Answer::read(app.oneshot(request).await.expect("infallible")).await;
     }
     nobody_stays_in_a_transaction(&home).await;
-    // And the pool is whole.
-    let held = futures_util::future::join_all((0..4).map(|_| pool.acquire())).await;
-    assert!(held.iter().all(Result::is_ok));
 }
 
 #[tokio::test]
