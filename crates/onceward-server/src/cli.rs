@@ -74,7 +74,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) admin: Option<SocketAddr>,
 
-    /// Where records are kept: file:PATH, or memory: for trying things out
+    /// Where records are kept: file:PATH, postgres://..., mysql://..., or memory: for trying things out
     /// [default: file:./onceward.db].
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,

@@ -101,6 +101,8 @@ pub(crate) enum StoreUrl {
     File(PathBuf),
     /// In a PostgreSQL database.
     Postgres(String),
+    /// In a MySQL or MariaDB database.
+    MySql(String),
 }
 
 impl fmt::Debug for StoreUrl {
@@ -110,6 +112,7 @@ impl fmt::Debug for StoreUrl {
             StoreUrl::Memory => f.write_str("memory:"),
             StoreUrl::File(path) => write!(f, "file:{}", path.display()),
             StoreUrl::Postgres(_) => f.write_str("postgres://"),
+            StoreUrl::MySql(_) => f.write_str("mysql://"),
         }
     }
 }
@@ -295,16 +298,20 @@ pub(crate) fn store_url(flag: Option<&str>, file: Option<&Text>) -> Result<Store
         Some(("postgres" | "postgresql", rest)) if rest.starts_with("//") => {
             Ok(StoreUrl::Postgres(url.to_owned()))
         }
+        Some(("mysql" | "mariadb", rest)) if rest.starts_with("//") => {
+            Ok(StoreUrl::MySql(url.to_owned()))
+        }
         Some(("file", path)) if !path.is_empty() => {
             Ok(StoreUrl::File(path.strip_prefix("//").unwrap_or(path).into()))
         }
-        Some((scheme @ ("mysql" | "redis" | "dynamodb"), _)) => {
+        Some((scheme @ ("redis" | "dynamodb"), _)) => {
             bail!(
-                "a {scheme} store is not known to this version; use postgres://, file: or memory:"
+                "a {scheme} store is not known to this version; use postgres://, mysql://, file: or \
+                 memory:"
             )
         }
         // The text is not repeated: store addresses hold passwords.
-        _ => bail!("the store is neither postgres://, file:PATH nor memory:"),
+        _ => bail!("the store is neither postgres://, mysql://, file:PATH nor memory:"),
     }
 }
 

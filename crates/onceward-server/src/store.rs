@@ -4,8 +4,8 @@ use std::{path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use onceward::{
-    KeyRing, MemoryStore, OutboxStore, PgOptions, PgStore, SealedStore, SqliteOptions, SqliteStore,
-    Store,
+    KeyRing, MemoryStore, MySqlOptions, MySqlStore, OutboxStore, PgOptions, PgStore, SealedStore,
+    SqliteOptions, SqliteStore, Store,
 };
 
 use crate::config::StoreUrl;
@@ -23,6 +23,7 @@ enum Kind {
     Memory,
     File(Arc<SqliteStore>),
     Postgres(Arc<PgStore>),
+    MySql(Arc<MySqlStore>),
 }
 
 impl OpenStore {
@@ -32,6 +33,7 @@ impl OpenStore {
             StoreUrl::Memory => Self::of(Arc::new(MemoryStore::new()), Kind::Memory),
             StoreUrl::File(path) => Self::open_file(path).await?,
             StoreUrl::Postgres(url) => Self::connect(url).await?,
+            StoreUrl::MySql(url) => Self::connect_to_mysql(url).await?,
         };
         Ok(match ring {
             Some(ring) => {
@@ -52,6 +54,7 @@ impl OpenStore {
             Kind::Memory => None,
             Kind::File(file) => Some(Arc::clone(file) as _),
             Kind::Postgres(store) => Some(Arc::clone(store) as _),
+            Kind::MySql(store) => Some(Arc::clone(store) as _),
         }
     }
 
@@ -75,12 +78,21 @@ impl OpenStore {
         Ok(Self::of(Arc::clone(&store) as Arc<dyn Store>, Kind::Postgres(store)))
     }
 
+    async fn connect_to_mysql(url: &str) -> Result<OpenStore> {
+        // The driver knows the one name of the scheme.
+        let url = url.replacen("mariadb://", "mysql://", 1);
+        let store = MySqlStore::connect(MySqlOptions::new(url)).await;
+        let store = Arc::new(store.context("the MySQL store")?);
+        Ok(Self::of(Arc::clone(&store) as Arc<dyn Store>, Kind::MySql(store)))
+    }
+
     /// Leaves the store in a clean state. Nothing may be using it any more.
     pub(crate) async fn close(self) {
         match self.kind {
             Kind::Memory => {}
             Kind::File(file) => file.close().await,
             Kind::Postgres(store) => store.close().await,
+            Kind::MySql(store) => store.close().await,
         }
     }
 }

@@ -3,11 +3,13 @@
 //! A server ends with whoever started it, also when that process is killed. A missing server
 //! program is a panic, never a skipped test: `./test` installs them all.
 
+mod mariadb; // a MariaDB server, the same
 mod postgres; // a PostgreSQL server, with the durability that users get
 mod pgbouncer; // a pool before it, in transaction mode
 mod proxy; // TCP connections that break on purpose
 mod watchdog; // ends a server with its owner
 
+pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};

@@ -22,7 +22,7 @@ pub mod canary; // whether the store still has what it acknowledged
 pub mod engine; // the order of the steps
 pub mod operation; // a handler's handle on its own record
 pub mod phase; // an operation in steps, each done once
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod transaction; // in the user's own transaction
 pub mod reply; // a stored answer, and responses made of it
 pub mod rejection; // our own answers instead of executing
@@ -51,13 +51,15 @@ pub use scope::{Scope, ScopeRule};
 #[cfg(feature = "encryption")]
 pub use store::{KeyRing, RingKey, SealedStore};
 pub use store::{MemoryStore, Store};
+#[cfg(feature = "mysql")]
+pub use store::{MySqlOptions, MySqlStore};
 #[cfg(feature = "postgres")]
 pub use store::{PgOptions, PgStore};
 #[cfg(feature = "sqlite")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "tower")]
 pub use tower::{Idempotency, Resumer};
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub use transaction::{TransactionError, Transactional, TransactionalDatabase};
 #[cfg(feature = "worker")]
 pub use worker::{Finding, Probe, Reconciler, Unknown};

@@ -55,7 +55,7 @@ pub(crate) struct Context {
     pub(crate) store_deadline: Duration,
     /// The reserve that an operation of a `single` route makes in its own transaction.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "postgres")),
+        not(any(feature = "sqlite", feature = "postgres", feature = "mysql")),
         expect(dead_code, reason = "only transactions use it")
     )]
     pub(crate) ask: Option<Ask>,

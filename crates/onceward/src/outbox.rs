@@ -26,7 +26,7 @@ mod message;
 mod sink;
 mod backoff;
 mod relay;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod stage;
 #[cfg(feature = "worker")]
 mod http;
@@ -34,7 +34,7 @@ mod http;
 pub use backoff::Backoff;
 #[cfg(feature = "worker")]
 pub use http::{BadSink, HttpSink};
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "testing"))]
 pub(crate) use message::Owner;
 pub use message::{
     DeadLetter, ListedMessage, Message, MessageId, MessageQuery, MessageState, StoredMessage,

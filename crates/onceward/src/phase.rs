@@ -31,7 +31,7 @@ macro_rules! edge {
         crate::testing::steps::reach(crate::testing::steps::Edge::$edge, $name).await?;
     };
 }
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) use edge;
 
 /// A call to somebody else, as one step of an operation.

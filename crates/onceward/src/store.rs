@@ -20,27 +20,45 @@ use crate::{
     scope::Scope,
 };
 
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod beside;
 mod canary;
 mod error;
-pub mod list;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "encryption"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "encryption"))]
 mod headers;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod lane;
+pub mod list;
 pub(crate) mod mark;
 mod memory;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod message_row;
+#[cfg(feature = "mysql")]
+mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(any(feature = "postgres", feature = "encryption"))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "encryption"))]
 mod request;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod row;
 mod scope_key;
 #[cfg(feature = "encryption")]
 mod sealed;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+mod step;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod turn;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod witness;
 
 pub use canary::{Beat, Beaten, NodeId, Pulse, Regression};
 pub use error::{StoreError, StoreErrorKind};
 use list::{AuditPage, AuditQuery, Page, Query, Stats};
 pub use memory::MemoryStore;
+#[cfg(feature = "mysql")]
+pub use mysql::{MySqlConnectError, MySqlDatabase, MySqlOptions, MySqlStore};
 #[cfg(feature = "postgres")]
 pub use postgres::{PgConnectError, PgDatabase, PgOptions, PgStore};
 pub use scope_key::{SCOPE_WIDE, ScopeKey};
@@ -226,6 +244,9 @@ pub enum Database {
     /// The database of a [`PgStore`].
     #[cfg(feature = "postgres")]
     Postgres(PgDatabase),
+    /// The database of a [`MySqlStore`].
+    #[cfg(feature = "mysql")]
+    MySql(MySqlDatabase),
     /// The database of the store in a [`SealedStore`].
     #[cfg(feature = "encryption")]
     Sealed(SealedDatabase),

@@ -35,6 +35,11 @@ impl Transactional for sqlx::PgConnection {}
 #[cfg(feature = "postgres")]
 impl TransactionalDatabase for sqlx::Postgres {}
 
+#[cfg(feature = "mysql")]
+impl Transactional for sqlx::MySqlConnection {}
+#[cfg(feature = "mysql")]
+impl TransactionalDatabase for sqlx::MySql {}
+
 /// Nobody else can say how records are written into a transaction.
 pub(crate) mod sealed {
     use std::future::Future;
@@ -378,7 +383,7 @@ impl Operation {
     }
 }
 
-/// Begins a transaction, in a task of its own: with sqlx 0.9 on PostgreSQL, a `begin` that is dropped
+/// Begins a transaction, in a task of its own: with sqlx 0.9 on PostgreSQL and MySQL, a `begin` that is dropped
 /// while it is on its way leaves the transaction open, on a connection that goes back to the pool. For
 /// SQLite the driver itself takes such a one back.
 pub(crate) async fn begin<D: TransactionalDatabase>(

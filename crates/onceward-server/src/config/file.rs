@@ -88,7 +88,7 @@ pub(crate) struct Gateway {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Store {
-    /// `file:PATH`, `postgres://...`, or `memory:` for trying things out. `file:./onceward.db` by
+    /// `file:PATH`, `postgres://...`, `mysql://...`, or `memory:` for trying things out. `file:./onceward.db` by
     /// default.
     pub(crate) url: Option<Text>,
     /// A file in which this process remembers what the store acknowledged, so that a store that has

@@ -179,7 +179,7 @@ fn wrong_values_are_named_with_their_key_and_what_was_probably_meant() {
             "scope.trusted_proxies: `10.0.0.1/8` has bits",
         ),
         ("[store]\nurl = \"mysql://user:pw@db\"", "a mysql store is not known"),
-        ("[store]\nurl = \"sqlite:x\"", "neither postgres://, file:PATH nor memory:"),
+        ("[store]\nurl = \"sqlite:x\"", "neither postgres://, mysql://, file:PATH nor memory:"),
     ] {
         let error = refusal(toml);
         assert!(error.contains(message), "{toml}\n{error}");

@@ -373,8 +373,10 @@ pub(super) fn duration(duration: Duration) -> String {
 
 /// Without its password.
 fn store_url(url: &StoreUrl) -> String {
-    let StoreUrl::Postgres(url) = url else { return format!("{url:?}") };
-    let (scheme, rest) = url.split_once("://").unwrap_or(("postgres", url));
+    let (StoreUrl::Postgres(address) | StoreUrl::MySql(address)) = url else {
+        return format!("{url:?}");
+    };
+    let (scheme, rest) = address.split_once("://").unwrap_or(("", address));
     let (address, query) = match rest.split_once('?') {
         Some((address, query)) => (address, Some(query)),
         None => (rest, None),
@@ -409,6 +411,8 @@ mod tests {
         ] {
             assert_eq!(store_url(&StoreUrl::Postgres(url.to_owned())), shown);
         }
+        let mysql = StoreUrl::MySql("mysql://u:secret@db/shop?ssl-mode=REQUIRED".to_owned());
+        assert_eq!(store_url(&mysql), "mysql://u:***@db/shop?ssl-mode=REQUIRED");
         assert_eq!(store_url(&StoreUrl::File("./x.db".into())), "file:./x.db");
     }
 

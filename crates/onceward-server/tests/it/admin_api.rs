@@ -1,6 +1,6 @@
 //! The admin API: what operators see, what they may decide, and what is refused.
 
-use onceward_testbed::{Database, Postgres};
+use onceward_testbed::{Database, MariaDb, Postgres};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -16,16 +16,18 @@ struct Home {
     _database: Option<Database<'static>>,
 }
 
-fn homes() -> [Home; 3] {
+fn homes() -> [Home; 4] {
     let home = |url: &str| format!("[store]\nurl = \"{url}\"\n{ALICE}");
     let directory = tempfile::tempdir().expect("temporary folder");
     let file = format!("file:{}", directory.path().join("store.db").display());
     let database = Postgres::shared().create_database();
     let url = database.url();
+    let mysql = MariaDb::shared().url(&MariaDb::shared().create_database());
     [
         Home { toml: home("memory:"), _directory: None, _database: None },
         Home { toml: home(&file), _directory: Some(directory), _database: None },
         Home { toml: home(&url), _directory: None, _database: Some(database) },
+        Home { toml: home(&mysql), _directory: None, _database: None },
     ]
 }
 

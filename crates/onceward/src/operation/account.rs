@@ -37,7 +37,7 @@ pub(crate) enum Taken {
     By(Box<Record>),
     /// Somebody's transaction, for longer than one waits.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "postgres")),
+        not(any(feature = "sqlite", feature = "postgres", feature = "mysql")),
         expect(dead_code, reason = "only transactions use it")
     )]
     Locked,
@@ -47,7 +47,7 @@ pub(crate) enum Taken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "postgres")),
+        not(any(feature = "sqlite", feature = "postgres", feature = "mysql")),
         expect(dead_code, reason = "only transactions use it")
     )]
     Phase,

@@ -8,7 +8,7 @@ use crate::{
     clock::Timestamp,
     record::{AttemptId, Fence, RecordId},
 };
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "testing"))]
 use crate::{operation::derived_key, record::Lease};
 
 /// A message for a sink.
@@ -71,7 +71,7 @@ impl Message {
     }
 
     /// Why it cannot be staged, if so. What is staged is never found to be impossible later.
-    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "testing"))]
     pub(crate) fn refusal(&self) -> Option<&'static str> {
         let fits = |text: &str| (1..=255).contains(&text.len()) && !text.contains('\0');
         if !fits(&self.name) {
@@ -236,7 +236,7 @@ pub struct ListedMessage {
 }
 
 /// Who stages: the attempt that must hold the record.
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "testing"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub(crate) id: RecordId,
@@ -245,14 +245,14 @@ pub(crate) struct Owner {
     pub(crate) fence: Fence,
 }
 
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "testing"))]
 impl Owner {
     pub(crate) fn derived_key(&self, name: &str) -> String {
         derived_key(&self.id, self.generation, name)
     }
 }
 
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "testing"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "testing"))]
 impl From<&Lease> for Owner {
     fn from(lease: &Lease) -> Self {
         let Lease { generation, attempt, fence, .. } = *lease;

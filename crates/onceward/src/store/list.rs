@@ -17,6 +17,8 @@ use crate::{
 };
 
 mod cursor;
+#[cfg(any(feature = "sqlite", feature = "mysql"))]
+pub(super) mod sql;
 pub use cursor::{AuditCursor, BadCursor, Cursor};
 
 /// A page has at most this many records, whatever is asked for.
@@ -343,7 +345,7 @@ fn without_evidence(mut audit: AuditRecord) -> AuditRecord {
 }
 
 /// The record that a row tells of, as it is shown now.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) fn shown(record: &Record, now: Timestamp) -> Option<Record> {
     machine::load(Some(record), now).map(without_reply)
 }

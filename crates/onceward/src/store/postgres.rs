@@ -19,7 +19,10 @@ use super::{
     Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse, Reaped,
     Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreFuture, Swept,
     Which, Write, Written,
+    lane::Lane,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
+    turn::Turns,
+    witness::Witnesses,
 };
 use crate::{
     clock::Clock,
@@ -31,7 +34,6 @@ use crate::{
 mod batch;
 mod canary;
 mod error;
-mod lane;
 mod list;
 mod link;
 mod look;
@@ -42,20 +44,16 @@ mod reserve;
 mod row;
 mod scope_keys;
 mod steps;
-mod turn;
 mod within;
 mod workers;
 mod write;
 
 use batch::Work;
-use canary::{Witness, Witnesses};
-use lane::Lane;
 use link::Link;
 use look::{Side, no_request, step};
 pub use open::PgConnectError;
 use open::Statements;
 use reserve::Reserve;
-use turn::Turns;
 use write::GuardedWrite;
 
 /// Where and how a [`PgStore`] lives.

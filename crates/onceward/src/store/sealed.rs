@@ -50,7 +50,7 @@ pub struct SealedStore {
 /// The database of a [`SealedStore`], for transactions of the user's own in it.
 #[derive(Clone, Debug)]
 #[cfg_attr(
-    not(any(feature = "sqlite", feature = "postgres")),
+    not(any(feature = "sqlite", feature = "postgres", feature = "mysql")),
     expect(dead_code, reason = "only transactions use it")
 )]
 pub struct SealedDatabase {

@@ -23,7 +23,9 @@ use super::{
     Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Mode, Noted, Pulse,
     Reaped, Regression, Reservation, Resolve, Resolved, Resumable, ScopeKey, Store, StoreError,
     StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
+    beside::Beside,
     list::{AuditPage, AuditQuery, Page, Query},
+    step::{PendingStep, RecordStep},
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
@@ -49,7 +51,6 @@ mod statement;
 mod within;
 mod writer;
 
-use beside::Beside;
 use canary::Acknowledge;
 use due::PurgeAudit;
 pub use open::OpenError;
@@ -182,10 +183,7 @@ impl SqliteStore {
         step_name: Option<Box<str>>,
         decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
     ) -> StoreFuture<'_, A> {
-        self.ask(move |sender| {
-            let looks = false;
-            Work::Step(Box::new(RecordStep { id, step_name, looks, decide, answer: None, sender }))
-        })
+        self.ask(move |sender| Work::Step(step_of(id, step_name, false, decide, sender)))
     }
 
     /// A step that changes nothing, whatever it finds.
@@ -197,10 +195,7 @@ impl SqliteStore {
         let decide = move |found: Option<&Record>, _: bool, now| {
             (Step { change: Change::Keep, audit: None, answer: decide(found, now) }, None)
         };
-        self.ask(move |sender| {
-            let (step_name, looks) = (None, true);
-            Work::Step(Box::new(RecordStep { id, step_name, looks, decide, answer: None, sender }))
-        })
+        self.ask(move |sender| Work::Step(step_of(id, None, true, decide, sender)))
     }
 
     /// Hands work to the writer. Once it stands in line it is done, whether or not somebody still
@@ -232,65 +227,20 @@ impl SqliteStore {
     }
 }
 
-fn closed(kind: StoreErrorKind) -> StoreError {
-    StoreError::new(kind, error::STORE, "it is closed")
-}
-
-/// A step on one record, as it stands in line. Runs again when its batch has to be split up.
-trait PendingStep: Send {
-    fn id(&self) -> &RecordId;
-    /// The step of a phased operation that it is about.
-    fn step_name(&self) -> Option<&str>;
-    /// Whether it changes nothing, whatever it finds.
-    fn only_looks(&self) -> bool;
-    fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran;
-    fn answer(self: Box<Self>, committed: Result<(), StoreError>);
-}
-
-/// What a step has to write.
-struct Ran {
-    change: Change,
-    audit: Option<AuditRecord>,
-    beside: Option<Beside>,
-}
-
-struct RecordStep<A, F> {
+/// A step as it stands in line. Nothing is noted of it: one file does not become another one.
+fn step_of<A: Send + 'static>(
     id: RecordId,
     step_name: Option<Box<str>>,
     looks: bool,
-    decide: F,
-    answer: Option<A>,
+    decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
     sender: oneshot::Sender<Result<A, StoreError>>,
+) -> Box<dyn PendingStep> {
+    let (store, notes) = (error::STORE, |_: &A| None::<()>);
+    Box::new(RecordStep { store, id, step_name, looks, decide, notes, answer: None, sender })
 }
 
-impl<A: Send, F> PendingStep for RecordStep<A, F>
-where
-    F: Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send,
-{
-    fn id(&self) -> &RecordId {
-        &self.id
-    }
-
-    fn step_name(&self) -> Option<&str> {
-        self.step_name.as_deref()
-    }
-
-    fn only_looks(&self) -> bool {
-        self.looks
-    }
-
-    fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran {
-        let (step, beside) = (self.decide)(found, saved, now);
-        self.answer = Some(step.answer);
-        Ran { change: step.change, audit: step.audit, beside }
-    }
-
-    fn answer(self: Box<Self>, committed: Result<(), StoreError>) {
-        let no_answer = || StoreError::new(StoreErrorKind::Ambiguous, error::STORE, "not run");
-        let RecordStep { answer, sender, .. } = *self;
-        // The caller may be gone. The step is done all the same.
-        let _ = sender.send(committed.and_then(|()| answer.ok_or_else(no_answer)));
-    }
+fn closed(kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, error::STORE, "it is closed")
 }
 
 impl Store for SqliteStore {
@@ -300,7 +250,7 @@ impl Store for SqliteStore {
                 .look(ask.id.clone(), move |found, now| machine::reserve(found, &ask, now).answer);
         }
         self.step_beside(ask.id.clone(), None, move |found, _, now| {
-            beside::reserve(found, &ask, now)
+            super::beside::reserve(found, &ask, now)
         })
     }
 
@@ -319,7 +269,7 @@ impl Store for SqliteStore {
         let guard = Lease { id: lease.id.clone(), ..*lease };
         let name = Some(advance.name().into());
         self.step_beside(lease.id.clone(), name, move |found, saved, _| {
-            beside::advance(found, &guard, &advance, saved)
+            super::beside::advance(found, &guard, &advance, saved)
         })
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use onceward::{
-    KeyRing, MemoryStore, PgOptions, PgStore, RingKey, SealedStore, SqliteOptions, SqliteStore,
-    Store, clock::ManualClock, store_suite, testing::Fresh,
+    KeyRing, MemoryStore, MySqlOptions, MySqlStore, PgOptions, PgStore, RingKey, SealedStore,
+    SqliteOptions, SqliteStore, Store, clock::ManualClock, store_suite, testing::Fresh,
 };
-use onceward_testbed::Postgres;
+use onceward_testbed::{MariaDb, Postgres};
 
 mod memory_limits;
 mod memory_poisoned;
@@ -14,11 +14,13 @@ mod memory_poisoned;
 store_suite!(memory, |clock| async { MemoryStore::with_clock(Arc::new(clock)) });
 store_suite!(file, file_store);
 store_suite!(postgres, postgres_store);
+store_suite!(mariadb, mariadb_store);
 store_suite!(sealed_memory, |clock| async {
     sealed(Arc::new(MemoryStore::with_clock(Arc::new(clock))))
 });
 store_suite!(sealed_file, sealed_file_store);
 store_suite!(sealed_postgres, |clock| async { sealed(Arc::new(postgres_store(clock).await)) });
+store_suite!(sealed_mariadb, |clock| async { sealed(Arc::new(mariadb_store(clock).await)) });
 
 /// The same store with what it keeps sealed.
 fn sealed(inner: Arc<dyn Store>) -> SealedStore {
@@ -45,4 +47,11 @@ async fn postgres_store(clock: ManualClock) -> PgStore {
     let url = Postgres::shared().url("postgres");
     let options = PgOptions::new(url).schema(schema).clock(Arc::new(clock));
     PgStore::connect(options).await.expect("a store")
+}
+
+/// In a database of its own.
+async fn mariadb_store(clock: ManualClock) -> MySqlStore {
+    let server = MariaDb::shared();
+    let options = MySqlOptions::new(server.url(&server.create_database()));
+    MySqlStore::connect(options.clock(Arc::new(clock))).await.expect("a store")
 }

@@ -28,7 +28,8 @@ pub(super) struct Letter {
 }
 
 pub(super) fn no_outbox() -> Problem {
-    let detail = "This store keeps no messages: an outbox is in stores of file: and postgres://.";
+    let detail =
+        "This store keeps no messages: an outbox is in stores of file:, postgres:// and mysql://.";
     Problem::new(StatusCode::NOT_FOUND, "no_outbox", detail)
 }
 

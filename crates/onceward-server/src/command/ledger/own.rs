@@ -25,7 +25,7 @@ pub(super) struct OwnArgs {
     /// The configuration of the gateway, which says where the store is and how it is sealed.
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     config: Option<PathBuf>,
-    /// The store, if there is no configuration: file:PATH or postgres://...
+    /// The store, if there is no configuration: file:PATH, postgres://... or mysql://...
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Only records of which this holds, as in `keys list`; such as route='POST /v1/charges'.
@@ -104,7 +104,7 @@ impl OwnArgs {
             StoreUrl::File(path) => {
                 ensure!(path.exists(), "there is no store at {}", path.display());
             }
-            StoreUrl::Postgres(_) => {}
+            StoreUrl::Postgres(_) | StoreUrl::MySql(_) => {}
         }
         let slack = duration::parse(slack).context("--slack")?;
         let reading = Reading {

@@ -4,14 +4,13 @@ use sqlx::postgres::PgRow;
 use tracing::warn;
 
 use super::{
-    error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
-    lane::Element,
+    error::{Remedy, STORE, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller as _, Link, Lost, call},
     reserve::{Reserve, asks, bind_reserves},
     row::FoundRow,
     write::{GuardedWrite, Writes, attempts, bind_guarded},
 };
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, lane::Element};
 
 /// What stands in line for a batch.
 pub(super) enum Work {
@@ -20,6 +19,8 @@ pub(super) enum Work {
 }
 
 impl Element for Work {
+    type Link = Link;
+    const STORE: &'static str = STORE;
     const BATCH_MAX: usize = 256;
     const BATCH_EAGER: usize = 24;
 
@@ -140,6 +141,5 @@ pub(super) async fn send(
 /// The same error for each of several callers.
 pub(super) fn for_each(error: &StoreError) -> StoreError {
     let source = std::error::Error::source(error).map(ToString::to_string);
-    StoreError::new(error.kind(), super::error::STORE, error.to_string())
-        .with_source(source.unwrap_or_default())
+    StoreError::new(error.kind(), STORE, error.to_string()).with_source(source.unwrap_or_default())
 }

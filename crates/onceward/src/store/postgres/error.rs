@@ -108,7 +108,3 @@ pub(super) async fn pause() {
 pub(super) fn no_answer() -> StoreError {
     StoreError::new(StoreErrorKind::Ambiguous, STORE, "no answer in time")
 }
-
-pub(super) fn closed(kind: StoreErrorKind) -> StoreError {
-    StoreError::new(kind, STORE, "it is closed")
-}

@@ -9,16 +9,19 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    PgOptions, Witness, Witnesses,
+    PgOptions,
     error::{STORE, no_answer},
-    lane::Lane,
     look::{Look, Side},
     open::{self, Statements},
-    turn::Turns,
 };
 use crate::{
     record::Lease,
-    store::{Advance, StoreError, StoreErrorKind},
+    store::{
+        Advance, StoreError, StoreErrorKind,
+        lane::{Lane, Linked},
+        turn::Turns,
+        witness::{Witness, Witnesses},
+    },
 };
 
 /// No call to the server takes longer: whoever waits for it has been told by then.
@@ -41,7 +44,7 @@ pub(super) struct Link {
     witnesses: Witnesses,
     place: usize,
     /// Who is at which record.
-    turns: Turns,
+    turns: Turns<Look>,
     /// Whether most of what was reserved last was new.
     pub(super) mostly_new: bool,
 }
@@ -93,12 +96,12 @@ impl Link {
     }
 
     /// The same beside others that look at the same records.
-    pub(super) fn beside(mut self, turns: &Turns) -> Self {
+    pub(super) fn beside(mut self, turns: &Turns<Look>) -> Self {
         self.turns = turns.clone();
         self
     }
 
-    pub(super) fn turns(&self) -> &Turns {
+    pub(super) fn turns(&self) -> &Turns<Look> {
         &self.turns
     }
 
@@ -120,22 +123,15 @@ impl Link {
 
     /// The server has said that this was granted, or completed.
     pub(super) fn acknowledged(&self, lease: &Lease, completed: bool) {
-        let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
-        self.witnesses.put(self.place, Witness { lease, completed, step: None });
+        self.witnesses.put(self.place, Witness::of(lease, completed));
     }
 
-    /// The same of a step of a phased operation. One that was withdrawn leaves nothing to be found.
+    /// The same of a step of a phased operation.
     pub(super) fn acknowledged_step(&self, lease: &Lease, advance: &Advance) {
-        let (step, is_final) = match advance {
-            Advance::Save { name, .. } => (Some(name.clone()), true),
-            Advance::Intend { name, .. } => (Some(name.clone()), false),
-            Advance::Withdraw { .. } => return,
-        };
-        let lease = Arc::new(Lease { id: lease.id.clone(), ..*lease });
-        let witness = Witness { lease, completed: false, step };
-        match is_final {
-            true => self.witnesses.put(self.place, witness),
-            false => self.witnesses.put_beside(self.place, witness),
+        match Witness::of_step(lease, advance) {
+            Some((witness, true)) => self.witnesses.put(self.place, witness),
+            Some((witness, false)) => self.witnesses.put_beside(self.place, witness),
+            None => {}
         }
     }
 
@@ -158,9 +154,10 @@ impl Link {
                 .with_source(error.to_string())
         })
     }
+}
 
-    /// Ends the connection in an orderly way.
-    pub(super) async fn close(&mut self) {
+impl Linked for Link {
+    async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
             // It is gone either way.
             let _ = timeout(CONNECT_TIME_MAX, connection.close()).await;

@@ -5,7 +5,6 @@ use std::pin::Pin;
 
 use super::{
     error::{Remedy, STORE, answer_lost, pause, remedy},
-    lane::{Element, Sender},
     link::{Caller, Link, Lost, call},
     row::{FoundRow, audit_json, damaged, record_json, reply_parts},
 };
@@ -15,7 +14,10 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId, State},
     reply::Reply,
     store::{
-        Ask, Reservation, StoreError, StoreErrorKind, Write, Written, request::encode_request,
+        Ask, Reservation, StoreError, StoreErrorKind, Write, Written,
+        lane::{Element, Sender},
+        request::encode_request,
+        turn,
     },
 };
 
@@ -48,6 +50,8 @@ pub(super) enum Look {
 const LOOKS_MAX: u32 = 20;
 
 impl Element for Side {
+    type Link = Link;
+    const STORE: &'static str = STORE;
     const BATCH_MAX: usize = 1;
     const BATCH_EAGER: usize = 1;
 
@@ -57,7 +61,7 @@ impl Element for Side {
 
     fn is_abandoned(&self) -> bool {
         match self {
-            Side::Look(look) => look.is_abandoned(),
+            Side::Look(look) => turn::Look::is_abandoned(&**look),
             Side::Job(_) => false,
         }
     }
@@ -83,21 +87,23 @@ impl Element for Side {
 /// A record that was locked for longer than one waits, as it was seen.
 struct Locked(Option<Box<Record>>);
 
-impl Look {
-    pub(super) fn id(&self) -> &RecordId {
+impl turn::Look for Look {
+    fn id(&self) -> &RecordId {
         match self {
             Look::Reserve { ask, .. } => &ask.id,
             Look::Write { lease, .. } => &lease.id,
         }
     }
 
-    pub(super) fn is_abandoned(&self) -> bool {
+    fn is_abandoned(&self) -> bool {
         match self {
             Look::Reserve { sender, .. } => sender.is_closed(),
             Look::Write { sender, .. } => sender.is_closed(),
         }
     }
+}
 
+impl Look {
     /// Answers its caller; says so if the record was locked.
     async fn run(self, link: &mut Link) -> Option<Locked> {
         match self {

@@ -6,7 +6,6 @@ use sqlx::postgres::PgRow;
 
 use super::{
     batch::{Sent, for_each, send},
-    lane::Sender,
     link::{Call, Caller, Link, call},
     look::Look,
     row::{BadRow, FoundRow, damaged, micros, uuid},
@@ -14,7 +13,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     record::{AttemptId, Fence, Lease, Record},
-    store::{Ask, Found, Mode, Reservation, StoreError, request::encode_request},
+    store::{Ask, Found, Mode, Reservation, StoreError, lane::Sender, request::encode_request},
 };
 
 /// How often those are asked for again that others made between the two halves of a reserve.

@@ -6,14 +6,13 @@ use sqlx::postgres::PgRow;
 
 use super::{
     batch::{Sent, for_each, send},
-    lane::Sender,
     link::{Call, Caller, Link, call},
     look::Look,
     row::{micros, reply_parts, uuid},
 };
 use crate::{
     record::{AttemptId, Lease, RecordId},
-    store::{StoreError, Write, Written},
+    store::{StoreError, Write, Written, lane::Sender},
 };
 
 /// A write that stands in line.

@@ -8,7 +8,6 @@
 use std::{collections::HashMap, sync::atomic::Ordering};
 
 use super::{
-    PendingStep, Ran,
     error::Moment,
     row::{bind_id, bind_progress, bind_record, bind_rest},
     sql::{INSERT_IF_ABSENT, UPDATE_IF_UNCHANGED},
@@ -17,6 +16,7 @@ use super::{
 use crate::{
     machine::Change,
     record::{Record, RecordId, State},
+    store::step::{PendingStep, Ran},
 };
 
 /// Records in progress, as this process wrote them last. Nothing depends on it being complete.

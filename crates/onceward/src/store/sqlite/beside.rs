@@ -1,147 +1,71 @@
-//! What is kept beside a record that is not terminal: the steps and the request of a phased
-//! operation. Written in the transaction that writes the record; gone, by triggers, in the one that
-//! brings it to rest.
-
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+//! What is kept beside a record, in the file: gone, by triggers, in the transaction that brings the
+//! record to rest.
 
 use bytes::Bytes;
 use http::{Method, Uri};
 use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
-use super::super::headers::{decode_headers, encode_headers};
+use super::super::{
+    beside::{Beside, Gathered},
+    headers::{decode_headers, encode_headers},
+};
 use super::{
     row::{BadRow, Columns, RECORD_COLUMN_COUNT, bind_id, read_record},
     sql::{FORGET, KEEP_REQUEST, RESUMABLE, SAVE_STEP, SAVED, STEPS},
     writer::{Outcome, Writer, before},
 };
 use crate::{
-    clock::Timestamp,
-    machine::{self, Step},
-    record::{Lease, Record, RecordId, SavedStep, StoredRequest},
-    store::{Advance, Advanced, Ask, Reservation, Resumable, Which},
+    record::{RecordId, SavedStep, StoredRequest},
+    store::{Resumable, Which},
 };
 
-/// One thing to keep.
-pub(super) enum Beside {
-    Request(Arc<StoredRequest>),
-    Step(SavedStep),
+/// Which of these steps are saved already, in the transaction that the connection is in.
+pub(super) async fn load_beside(
+    connection: &mut SqliteConnection,
+    asked: &[(RecordId, Box<str>)],
+) -> sqlx::Result<Gathered> {
+    let names: Vec<[&str; 3]> =
+        asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
+    let names = serde_json::to_string(&names).unwrap_or_default();
+    let mut gathered = Gathered::default();
+    for row in sqlx::query(SAVED).bind(names).fetch_all(connection).await? {
+        let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
+        let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
+        let asked = position.and_then(|at| asked.get(at));
+        if let (Some((id, name)), Some(generation)) = (asked, generation) {
+            gathered.saved.insert((id.clone(), generation, name.clone()));
+        }
+    }
+    Ok(gathered)
 }
 
-/// A reserve, and the request that is kept with it.
-pub(super) fn reserve(
-    found: Option<&Record>,
-    ask: &Ask,
-    now: Timestamp,
-) -> (Step<Reservation>, Option<Beside>) {
-    let step = machine::reserve(found, ask, now);
-    let kept = ask.request.clone().filter(|_| machine::keeps_request(&step.answer));
-    (step, kept.map(Beside::Request))
-}
-
-/// A step of a phased operation, and the result that is saved with it.
-pub(super) fn advance(
-    found: Option<&Record>,
-    lease: &Lease,
-    advance: &Advance,
-    saved: bool,
-) -> (Step<Advanced>, Option<Beside>) {
-    let step = machine::advance(found, lease, advance, saved);
-    let kept = match (&step.answer, advance) {
-        (Advanced::Applied, Advance::Save { name, result }) => {
-            Some(Beside::Step(SavedStep { name: name.clone(), result: result.clone() }))
-        }
-        _ => None,
-    };
-    (step, kept)
-}
-
-/// What a batch knows of saved steps, and what it has to write.
-#[derive(Default)]
-pub(super) struct Gathered {
-    saved: HashSet<(RecordId, u32, Box<str>)>,
-    kept: HashMap<RecordId, Vec<(u32, Beside)>>,
-    came_to_rest: HashSet<RecordId>,
-    /// Those that came to rest and left it again in this batch, which no trigger sees.
-    left_rest: HashSet<RecordId>,
-}
-
-impl Gathered {
-    /// Which of these steps are saved already, in the transaction that the connection is in.
-    pub(super) async fn load(
-        connection: &mut SqliteConnection,
-        asked: &[(RecordId, Box<str>)],
-    ) -> sqlx::Result<Self> {
-        let names: Vec<[&str; 3]> =
-            asked.iter().map(|(id, name)| [id.scope.as_str(), id.key.as_str(), name]).collect();
-        let names = serde_json::to_string(&names).unwrap_or_default();
-        let mut gathered = Gathered::default();
-        for row in sqlx::query(SAVED).bind(names).fetch_all(connection).await? {
-            let position = row.try_get::<i64, _>(0).ok().and_then(|at| usize::try_from(at).ok());
-            let generation = row.try_get::<i64, _>(1).ok().and_then(|it| u32::try_from(it).ok());
-            let asked = position.and_then(|at| asked.get(at));
-            if let (Some((id, name)), Some(generation)) = (asked, generation) {
-                gathered.saved.insert((id.clone(), generation, name.clone()));
-            }
-        }
-        Ok(gathered)
-    }
-
-    pub(super) fn is_saved(&self, record: Option<&Record>, name: Option<&str>) -> bool {
-        let (Some(record), Some(name)) = (record, name) else { return false };
-        self.saved.contains(&(record.id.clone(), record.generation, name.into()))
-    }
-
-    pub(super) fn keep(&mut self, record: &Record, beside: Beside) {
-        if let Beside::Step(step) = &beside {
-            self.saved.insert((record.id.clone(), record.generation, step.name.clone()));
-        }
-        self.kept.entry(record.id.clone()).or_default().push((record.generation, beside));
-    }
-
-    /// Takes note of what a record has become.
-    pub(super) fn follow(&mut self, record: &Record) {
-        if record.state.is_terminal() {
-            self.drop_all_of(&record.id);
-        } else if self.came_to_rest.contains(&record.id) {
-            self.left_rest.insert(record.id.clone());
+/// Writes it. No trigger sees a record that came to rest and left it again.
+pub(super) async fn write_beside(
+    gathered: Gathered,
+    connection: &mut SqliteConnection,
+) -> sqlx::Result<()> {
+    for id in &gathered.left_rest {
+        for sql in FORGET {
+            bind_id(sqlx::query(sql), id).execute(&mut *connection).await?;
         }
     }
-
-    pub(super) fn drop_all_of(&mut self, id: &RecordId) {
-        self.kept.remove(id);
-        if !self.saved.is_empty() {
-            self.saved.retain(|(of, ..)| of != id);
+    for (id, kept) in gathered.kept {
+        for (generation, beside) in kept {
+            let query = match beside {
+                Beside::Step(step) => bind_id(sqlx::query(SAVE_STEP), &id)
+                    .bind(i64::from(generation))
+                    .bind(step.name.into_string())
+                    .bind(step.result.to_vec()),
+                Beside::Request(request) => bind_id(sqlx::query(KEEP_REQUEST), &id)
+                    .bind(request.method.as_str().to_owned())
+                    .bind(request.uri.to_string())
+                    .bind(encode_headers(&request.headers))
+                    .bind(request.body.to_vec()),
+            };
+            query.execute(&mut *connection).await?;
         }
-        self.came_to_rest.insert(id.clone());
     }
-
-    pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
-        for id in &self.left_rest {
-            for sql in FORGET {
-                bind_id(sqlx::query(sql), id).execute(&mut *connection).await?;
-            }
-        }
-        for (id, kept) in self.kept {
-            for (generation, beside) in kept {
-                let query = match beside {
-                    Beside::Step(step) => bind_id(sqlx::query(SAVE_STEP), &id)
-                        .bind(i64::from(generation))
-                        .bind(step.name.into_string())
-                        .bind(step.result.to_vec()),
-                    Beside::Request(request) => bind_id(sqlx::query(KEEP_REQUEST), &id)
-                        .bind(request.method.as_str().to_owned())
-                        .bind(request.uri.to_string())
-                        .bind(encode_headers(&request.headers))
-                        .bind(request.body.to_vec()),
-                };
-                query.execute(&mut *connection).await?;
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 impl Writer {
@@ -154,7 +78,7 @@ impl Writer {
             return Ok(Gathered::default());
         }
         let fetched = match self.connection().await {
-            Ok(connection) => Gathered::load(connection, &asked).await,
+            Ok(connection) => load_beside(connection, &asked).await,
             Err(failure) => Err(failure.error),
         };
         match fetched {
@@ -202,18 +126,17 @@ const PAGE_MAX: u32 = 256;
 fn read_step(row: &SqliteRow) -> Result<SavedStep, BadRow> {
     let mut columns = Columns { row, next: 0 };
     let name = columns.text("name")?.into();
-    let result: Option<&[u8]> = columns.get("result")?;
-    let result = result.ok_or(BadRow("result"))?;
+    let result = columns.blob("result")?;
     Ok(SavedStep { name, result: Bytes::copy_from_slice(result) })
 }
 
 fn read_resumable(row: &SqliteRow) -> Result<Resumable, BadRow> {
     let record = Box::new(read_record(row)?);
     let mut columns = Columns { row, next: RECORD_COLUMN_COUNT };
-    let method: Option<&str> = columns.get("method")?;
-    let uri: Option<&str> = columns.get("uri")?;
-    let headers: Option<&[u8]> = columns.get("headers")?;
-    let body: Option<&[u8]> = columns.get("body")?;
+    let method = columns.text_or_null("method")?;
+    let uri = columns.text_or_null("uri")?;
+    let headers = columns.blob_or_null("headers")?;
+    let body = columns.blob_or_null("body")?;
     let request = match (method, uri, headers, body) {
         (None, None, None, None) => None,
         (Some(method), Some(uri), Some(headers), Some(body)) => Some(StoredRequest {

@@ -10,15 +10,14 @@ use sqlx::{
 };
 
 use super::{
-    PendingStep,
-    beside::Gathered,
+    beside::write_beside,
     error::STORE,
     row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, buried, read_record},
     sql::{BURY, LOAD, PUTS, REMEMBER, REMOVE},
 };
 use crate::{
     record::{AuditRecord, Record, RecordId},
-    store::{StoreError, StoreErrorKind},
+    store::{StoreError, StoreErrorKind, beside::Gathered, step::PendingStep},
 };
 
 pub(super) type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
@@ -54,7 +53,7 @@ impl Changes<'_> {
             sqlx::query(REMOVE).bind(removed).execute(&mut *connection).await?;
         }
         // After the records: the triggers of those that came to rest have done their part.
-        self.beside.write(&mut *connection).await?;
+        write_beside(self.beside, &mut *connection).await?;
         for audit in self.audits {
             bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
         }

@@ -21,8 +21,8 @@ use crate::{
     store::{
         StoreError, StoreErrorKind,
         list::{
-            AuditPage, AuditQuery, COUNTED_MAX, Count, KeyFilter, Order, Page, Query, Sort, Span,
-            Stats, shown,
+            self, AuditPage, AuditQuery, COUNTED_MAX, Count, Page, Query, Stats, shown,
+            sql::{Sql, audit_page, push_is_there, push_shown_state},
         },
     },
 };
@@ -41,14 +41,25 @@ const LISTED: &str = concat!("SELECT ", listed_columns!(), " FROM records WHERE 
 const LISTED_AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status FROM audit_records WHERE true";
 
-/// The state as `load` would tell it, at the time that follows.
-const SHOWN_STATE: &str = "CASE WHEN state IN ('completed', 'failed_retryable') AND expires_at <= ";
+impl Sql for QueryBuilder<Sqlite> {
+    const OVERDUE: &'static str = "queued_until";
 
-/// Whether `load` would find it, at the time that follows.
-const IS_THERE: &str =
-    "NOT (state IN ('completed', 'failed_retryable', 'expired') AND purge_at <= ";
+    fn push(&mut self, sql: &str) -> &mut Self {
+        QueryBuilder::push(self, sql)
+    }
 
-type Sql = QueryBuilder<Sqlite>;
+    fn integer(&mut self, value: i64) -> &mut Self {
+        self.push_bind(value)
+    }
+
+    fn word(&mut self, value: &str) -> &mut Self {
+        self.push_bind(value.to_owned())
+    }
+
+    fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        self.push_bind(value.to_vec())
+    }
+}
 
 impl SqliteStore {
     pub(super) async fn list_page(&self, query: Query) -> Result<Page, StoreError> {
@@ -62,7 +73,9 @@ impl SqliteStore {
 
     pub(super) async fn audit_page(&self, query: AuditQuery) -> Result<AuditPage, StoreError> {
         let mut connection = self.reader().await?;
-        let rows = audit_sql(&query).build().fetch_all(&mut connection).await;
+        let mut sql = QueryBuilder::new(LISTED_AUDIT);
+        audit_page(&mut sql, &query);
+        let rows = sql.build().fetch_all(&mut connection).await;
         close(connection).await;
         let rows = rows.map_err(failed)?;
         let records: Result<Vec<_>, _> = rows.iter().map(read_listed_audit).collect();
@@ -111,7 +124,8 @@ async fn readable(
     let mut seen = 0;
     loop {
         let page = most - records.len();
-        let mut sql = page_sql(query, now);
+        let mut sql = QueryBuilder::new(LISTED);
+        list::sql::page(&mut sql, query, now);
         sql.push(" LIMIT ").push_bind(page as i64).push(" OFFSET ").push_bind(seen as i64);
         let rows = sql.build().fetch_all(&mut *connection).await?;
         seen += rows.len();
@@ -146,128 +160,6 @@ fn damaged(error: &super::row::BadRow) -> StoreError {
         .with_source(error.to_string())
 }
 
-fn page_sql(query: &Query, now: Timestamp) -> Sql {
-    let mut sql = Sql::new(LISTED);
-    sql.push(IS_THERE).push_bind(now.as_micros()).push(")");
-    push_states(&mut sql, &query.states, now);
-    if let Some(scope) = &query.scope {
-        sql.push(" AND scope = ").push_bind(scope.as_str().to_owned());
-    }
-    match &query.key {
-        None => {}
-        Some(KeyFilter::Exact(key)) => {
-            sql.push(" AND key = ").push_bind(key.as_str().to_owned());
-        }
-        Some(KeyFilter::Prefix(prefix)) => {
-            // The first condition is for the index.
-            let length = i64::try_from(prefix.chars().count()).unwrap_or(i64::MAX);
-            sql.push(" AND key >= ").push_bind(prefix.to_string());
-            sql.push(" AND substr(key, 1, ").push_bind(length);
-            sql.push(") = ").push_bind(prefix.to_string());
-        }
-    }
-    if let Some(route) = &query.route {
-        sql.push(" AND route = ").push_bind(route.to_string());
-    }
-    if let Some(effects) = query.effects {
-        sql.push(" AND effects = ").push_bind(effects.name());
-    }
-    if query.overdue {
-        sql.push(" AND state = 'pending' AND queued_until <= ").push_bind(now.as_micros());
-    }
-    if query.dead_letters {
-        sql.push(" AND state = 'unknown' AND reconcile_after = ");
-        sql.push_bind(Timestamp::NEVER.as_micros());
-    }
-    push_span(&mut sql, "created_at", query.created);
-    push_span(&mut sql, "finished_at", query.finished);
-    if let Some(age) = query.older_than {
-        let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
-        sql.push(" AND created_at <= ").push_bind(now.as_micros().saturating_sub(age));
-    }
-    push_order(&mut sql, query);
-    sql
-}
-
-fn push_order(sql: &mut Sql, query: &Query) {
-    let by = match query.sort {
-        _ if query.overdue => "queued_until",
-        Sort::CreatedAt => "created_at",
-        Sort::ExpiresAt => "expires_at",
-    };
-    let (than, order) = match query.order {
-        Order::Ascending => (">", "ASC"),
-        Order::Descending => ("<", "DESC"),
-    };
-    if let Some(after) = &query.after {
-        let at = after.at.as_micros();
-        // What is open is little, and has an index of its own, which is better than that of all times.
-        let plus = if is_open(&query.states) && !query.overdue { "+" } else { "" };
-        // The first condition is for the index.
-        sql.push(format!(" AND {plus}{by} {than}= ")).push_bind(at);
-        sql.push(format!(" AND ({plus}{by}, scope, key) {than} (")).push_bind(at);
-        sql.push(", ").push_bind(after.id.scope.as_str().to_owned());
-        sql.push(", ").push_bind(after.id.key.as_str().to_owned()).push(")");
-    }
-    sql.push(format!(" ORDER BY {by} {order}, scope {order}, key {order}"));
-}
-
-/// Whether one state is asked for, and time does not change it.
-fn is_open(states: &[State]) -> bool {
-    matches!(states, [state] if !state.is_terminal())
-}
-
-/// A state that time does not change is found by its index, whose condition is a word.
-fn push_states(sql: &mut Sql, states: &[State], now: Timestamp) {
-    if states.is_empty() {
-        return;
-    }
-    let names: Vec<String> = states.iter().map(|state| format!("'{}'", state.name())).collect();
-    if is_open(states) {
-        sql.push(format!(" AND state = {}", names.join("")));
-        return;
-    }
-    sql.push(" AND ").push(SHOWN_STATE).push_bind(now.as_micros());
-    sql.push(format!(" THEN 'expired' ELSE state END IN ({})", names.join(", ")));
-}
-
-fn push_span(sql: &mut Sql, column: &str, span: Span) {
-    if let Some(from) = span.from {
-        sql.push(format!(" AND {column} >= ")).push_bind(from.as_micros());
-    }
-    if let Some(before) = span.before {
-        sql.push(format!(" AND {column} < ")).push_bind(before.as_micros());
-    }
-}
-
-fn audit_sql(query: &AuditQuery) -> Sql {
-    let mut sql = Sql::new(LISTED_AUDIT);
-    if let Some(event) = query.event {
-        sql.push(" AND event = ").push_bind(event.name());
-    }
-    if let Some(scope) = &query.scope {
-        sql.push(" AND scope = ").push_bind(scope.as_str().to_owned());
-    }
-    push_span(&mut sql, "at", query.at);
-    if let Some(after) = &query.after {
-        sql.push(" AND at <= ").push_bind(after.at.as_micros());
-        sql.push(" AND (at, scope, key, generation, event, attempt, fence) < (");
-        sql.push_bind(after.at.as_micros());
-        sql.push(", ").push_bind(after.id.scope.as_str().to_owned());
-        sql.push(", ").push_bind(after.id.key.as_str().to_owned());
-        sql.push(", ").push_bind(i64::from(after.generation));
-        sql.push(", ").push_bind(after.event);
-        sql.push(", ").push_bind(after.attempt.as_bytes().to_vec());
-        sql.push(", ").push_bind(after.fence.number()).push(")");
-    }
-    sql.push(
-        " ORDER BY at DESC, scope DESC, key DESC, generation DESC, event DESC, attempt DESC, \
-         fence DESC LIMIT ",
-    );
-    sql.push_bind(i64::from(query.page_size()) + 1);
-    sql
-}
-
 /// Few records are counted; of many a sample is taken, by ids that are drawn by lot. What is open has
 /// an index, and is counted up to a bound.
 async fn stats(connection: &mut SqliteConnection, now: Timestamp) -> Result<Stats, sqlx::Error> {
@@ -276,12 +168,11 @@ async fn stats(connection: &mut SqliteConnection, now: Timestamp) -> Result<Stat
     let few = sqlx::query_scalar(few).bind(bound - 1).bind(bound);
     let few: bool = few.fetch_one(&mut *connection).await?;
     let (from, scale) = if few { ("records", 1.0) } else { (SAMPLE, scale(connection).await?) };
-    let mut sql = Sql::new("SELECT ");
-    sql.push(SHOWN_STATE)
-        .push_bind(now.as_micros())
-        .push(" THEN 'expired' ELSE state END AS shown");
-    sql.push(format!(", count(*), min({SINCE}) FROM {from} WHERE "));
-    sql.push(IS_THERE).push_bind(now.as_micros()).push(") GROUP BY shown");
+    let mut sql = QueryBuilder::<Sqlite>::new("SELECT ");
+    push_shown_state(&mut sql, now);
+    sql.push(format!(" AS shown, count(*), min({SINCE}) FROM {from} WHERE "));
+    push_is_there(&mut sql, now);
+    sql.push(" GROUP BY shown");
     let mut stats = Stats::default();
     for state in State::ALL {
         stats.set(state, Count { records: 0, estimated: !few });

@@ -14,13 +14,13 @@ use crate::{
         MessageQuery, MessageState, OutboxStore, Owner, Settlement, Staged, StoredMessage,
     },
     record::{AttemptId, Fence, Lease},
-    store::StoreFuture,
+    store::{StoreFuture, message_row::read_message},
 };
 
 mod row;
 mod sql;
 
-use row::{message_id, read_listed, read_message, unreadable};
+use row::{message_id, read_listed, unreadable};
 use sql::{
     ALREADY_SETTLED, BACKLOG, CLAIM, DEAD, DISCARD, DONE, DUE, FORGET, LET_GO, LIST, LIST_OPEN,
     MINE, PURGE, PURGEABLE, REDRIVE, REMEMBER_DISCARDED, REMEMBER_REDRIVEN, RETRY, RUN_OUT, SHOW,

@@ -7,7 +7,7 @@ use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, Transaction};
 
 use super::{
     SqliteDatabase,
-    beside::{self, Beside, Gathered},
+    beside::load_beside,
     changes::{Changes, damaged_record, load, loaded},
     error::{self, Moment},
     open,
@@ -20,7 +20,10 @@ use crate::{
     phase::Misuse,
     record::{Lease, Record, RecordId},
     reply::Reply,
-    store::{Advance, Advanced, Ask, Database, Reservation, Written},
+    store::{
+        Advance, Advanced, Ask, Database, Reservation, Written,
+        beside::{self, Beside, Gathered},
+    },
     transaction::sealed::{Begin, Connection, NotWritten},
 };
 
@@ -111,7 +114,7 @@ async fn step<A>(
         Some(Err(())) => return Err(NotWritten::Store(damaged_record())),
     };
     let mut gathered = match step_name {
-        Some(name) => Gathered::load(connection, &[(id.clone(), name.into())]).await?,
+        Some(name) => load_beside(connection, &[(id.clone(), name.into())]).await?,
         None => Gathered::default(),
     };
     let saved = gathered.is_saved(found.as_ref(), step_name);

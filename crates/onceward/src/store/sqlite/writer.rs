@@ -9,7 +9,7 @@ use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteRow};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    PendingStep, SqliteOptions, Stats,
+    SqliteOptions, Stats,
     alone::Recent,
     changes::{Changes, Select, damaged_record, ids_of, load, loaded},
     error::{self, Moment, STORE, store_error},
@@ -22,7 +22,10 @@ use crate::{
     machine::Change,
     record::{AuditRecord, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
-    store::{Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept, Which},
+    store::{
+        Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept, Which,
+        step::PendingStep,
+    },
 };
 
 type Sender<A> = oneshot::Sender<Result<A, StoreError>>;

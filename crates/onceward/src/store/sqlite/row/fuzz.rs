@@ -1,12 +1,21 @@
 //! What holds for the encoding of records, whatever is written and whatever is damaged.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Duration};
 
-use http::{HeaderName, HeaderValue};
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode};
 use sqlx::{Connection as _, SqliteConnection, TypeInfo as _, ValueRef as _};
 use tokio::runtime::{Builder, Runtime};
 
 use super::*;
+use crate::{
+    clock::Timestamp,
+    fingerprint::Fingerprint,
+    key::Key,
+    record::{AttemptId, Effects, Fence, Inquiry, OpenEffect, Progress, RecordId, State},
+    reply::{Reply, ReplyBody},
+    scope::Scope,
+};
 
 /// The first column of the reply; all from here on are covered by its digest.
 const REPLY_FROM: usize = RECORD_COLUMN_COUNT - 7;
@@ -80,7 +89,7 @@ impl Sqlite3 {
         self.one(query)
     }
 
-    fn one(&mut self, query: Values<'_>) -> SqliteRow {
+    fn one(&mut self, query: Query<'_, Sqlite, SqliteArguments>) -> SqliteRow {
         self.runtime.block_on(query.fetch_one(&mut self.connection)).expect("one row")
     }
 }

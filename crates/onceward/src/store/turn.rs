@@ -6,25 +6,44 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::look::Look;
 use crate::record::RecordId;
 
-type Queues = HashMap<RecordId, VecDeque<Look>>;
+/// A look at one record.
+pub(super) trait Look: Send {
+    /// Which record.
+    fn id(&self) -> &RecordId;
+
+    /// Whether nobody waits for its answer any more.
+    fn is_abandoned(&self) -> bool;
+}
+
+type Queues<L> = HashMap<RecordId, VecDeque<L>>;
 
 /// The records that somebody looks at, and who waits to do so.
-#[derive(Clone, Default)]
-pub(super) struct Turns(Arc<Mutex<Queues>>);
+pub(super) struct Turns<L>(Arc<Mutex<Queues<L>>>);
+
+impl<L> Clone for Turns<L> {
+    fn clone(&self) -> Self {
+        Turns(Arc::clone(&self.0))
+    }
+}
+
+impl<L> Default for Turns<L> {
+    fn default() -> Self {
+        Turns(Arc::default())
+    }
+}
 
 /// The right to look at a record.
-pub(super) struct Turn {
-    turns: Turns,
+pub(super) struct Turn<L> {
+    turns: Turns<L>,
     id: RecordId,
     over: bool,
 }
 
-impl Turns {
+impl<L: Look> Turns<L> {
     /// A turn that begins with this look; none if somebody has one, who then does this look too.
-    pub(super) fn take(&self, look: Look) -> Option<Turn> {
+    pub(super) fn take(&self, look: L) -> Option<Turn<L>> {
         let id = look.id().clone();
         let mut queues = self.lock();
         if let Some(queue) = queues.get_mut(&id) {
@@ -35,15 +54,17 @@ impl Turns {
         drop(queues);
         Some(Turn { turns: self.clone(), id, over: false })
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, Queues> {
+impl<L> Turns<L> {
+    fn lock(&self) -> MutexGuard<'_, Queues<L>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Turn {
+impl<L: Look> Turn<L> {
     /// The next look that somebody waits for. Without one, the turn is over.
-    pub(super) fn next(&mut self) -> Option<Look> {
+    pub(super) fn next(&mut self) -> Option<L> {
         let mut queues = self.turns.lock();
         let queue = queues.get_mut(&self.id).filter(|_| !self.over)?;
         while let Some(look) = queue.pop_front() {
@@ -57,12 +78,12 @@ impl Turn {
     }
 
     /// All that wait now.
-    pub(super) fn rest(&mut self) -> VecDeque<Look> {
+    pub(super) fn rest(&mut self) -> VecDeque<L> {
         self.turns.lock().get_mut(&self.id).map(std::mem::take).unwrap_or_default()
     }
 }
 
-impl Drop for Turn {
+impl<L> Drop for Turn<L> {
     /// Those that wait are told when their looks are dropped.
     fn drop(&mut self) {
         if !self.over {

@@ -11,8 +11,7 @@ use std::{
 
 use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
 
-use super::{error::closed, link::Link};
-use crate::store::{StoreError, StoreErrorKind};
+use super::{StoreError, StoreErrorKind};
 
 pub(super) type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 
@@ -25,8 +24,20 @@ const GATHER_TIME_MAX: Duration = Duration::from_millis(5);
 /// How many elements may stand in line before callers wait for a place.
 const LINE_MAX: usize = 4096;
 
+/// What a worker has of its own: a connection that is made anew when it broke.
+pub(super) trait Linked: Send + 'static {
+    /// Ends the connection in an orderly way.
+    fn close(&mut self) -> impl Future<Output = ()> + Send;
+}
+
 /// What can stand in line.
 pub(super) trait Element: Send + Sized + 'static {
+    /// What it is sent on.
+    type Link: Linked;
+
+    /// The name of the store, for errors.
+    const STORE: &'static str;
+
     /// A batch holds at most this many, so that none of them waits for too many others.
     const BATCH_MAX: usize;
 
@@ -40,7 +51,7 @@ pub(super) trait Element: Send + Sized + 'static {
     fn is_abandoned(&self) -> bool;
 
     /// Sends a batch and answers each of its elements.
-    fn run(batch: Vec<Self>, link: &mut Link) -> impl Future<Output = ()> + Send;
+    fn run(batch: Vec<Self>, link: &mut Self::Link) -> impl Future<Output = ()> + Send;
 }
 
 /// A line of elements before a few connections.
@@ -59,7 +70,7 @@ impl<E> Clone for Lane<E> {
 
 impl<E: Element> Lane<E> {
     /// A lane with a worker for each of these connections.
-    pub(super) fn start(links: Vec<Link>, closing: &watch::Receiver<bool>) -> Self {
+    pub(super) fn start(links: Vec<E::Link>, closing: &watch::Receiver<bool>) -> Self {
         let (line, elements) = mpsc::channel(LINE_MAX);
         let (alive, workers) = watch::channel(());
         let (elements, alive) = (Arc::new(Mutex::new(elements)), Arc::new(alive));
@@ -80,7 +91,7 @@ impl<E: Element> Lane<E> {
     ) -> Result<A, StoreError> {
         let (sender, mut answer) = oneshot::channel();
         if self.line.send(element(sender)).await.is_err() {
-            return Err(closed(StoreErrorKind::Unavailable));
+            return Err(closed(E::STORE, StoreErrorKind::Unavailable));
         }
         // Work that came into the line while the workers ended may stay there for ever.
         let answered = tokio::select! {
@@ -88,7 +99,7 @@ impl<E: Element> Lane<E> {
             answered = &mut answer => answered.ok(),
             () = self.ended() => answer.try_recv().ok(),
         };
-        answered.unwrap_or_else(|| Err(closed(StoreErrorKind::Ambiguous)))
+        answered.unwrap_or_else(|| Err(closed(E::STORE, StoreErrorKind::Ambiguous)))
     }
 
     /// Puts an element in line whose sender somebody else waits for.
@@ -159,7 +170,7 @@ impl<E: Element> Batch<E> {
 }
 
 impl<E: Element> Worker<E> {
-    async fn run(mut self, mut link: Link, alive: Arc<watch::Sender<()>>) {
+    async fn run(mut self, mut link: E::Link, alive: Arc<watch::Sender<()>>) {
         while let Some(batch) = self.gather().await {
             if !batch.is_empty() {
                 let _busy = self.busy.begin();
@@ -209,4 +220,8 @@ impl<E: Element> Worker<E> {
 async fn until_closing(closing: &mut watch::Receiver<bool>) {
     // The store that is gone closes too.
     let _ = closing.wait_for(|closing| *closing).await;
+}
+
+fn closed(store: &'static str, kind: StoreErrorKind) -> StoreError {
+    StoreError::new(kind, store, "it is closed")
 }

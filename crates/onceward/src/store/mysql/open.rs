@@ -1,0 +1,243 @@
+//! Connecting, and bringing the tables to the version of this release.
+
+use std::{io, str::FromStr as _, sync::Arc, time::Duration};
+
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection, Row as _,
+    mysql::MySqlConnectOptions,
+};
+use tokio::time::timeout;
+
+use super::{MySqlOptions, link::CONNECT_TIME_MAX, sql::with_prefix};
+
+/// Migrations in order. The table `migrations` says how many of them were made. Each may be made again:
+/// DDL commits by itself, so that a crash may leave a part of one.
+const MIGRATIONS: [&str; 1] = [concat!(
+    include_str!("../../../migrations/mysql/0001_records.sql"),
+    include_str!("../../../migrations/mysql/0002_outbox.sql"),
+)];
+
+/// What the statements of a migration end with.
+const END: &str = "\n;\n";
+
+/// A batch and its largest element have to fit into one packet.
+const PACKET_MIN: u64 = 8 << 20;
+
+/// How long a migration of another process is waited for.
+const MIGRATION_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Why a store cannot be had in a database.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MySqlConnectError {
+    /// The address cannot be read.
+    #[error("the store's URL cannot be read")]
+    Url(#[source] sqlx::Error),
+    /// The address names no database.
+    #[error("the store's URL names no database")]
+    NoDatabase,
+    /// The prefix cannot be used.
+    #[error(
+        "`{0}` cannot be the prefix of tables: lower-case letters, digits and `_`, at most 40, no digit first"
+    )]
+    Prefix(String),
+    /// The server is too old.
+    #[error("the server is {0}; MySQL 8.0.16 or MariaDB 10.6 or later is needed")]
+    Old(String),
+    /// One reply would not fit into what may be sent at once.
+    #[error("max_allowed_packet is {0} here; 8388608 or more is needed")]
+    SmallPackets(u64),
+    /// Written by a newer version.
+    #[error(
+        "tables {prefix}* have version {found}, and this version knows {known}; use a newer onceward"
+    )]
+    Newer {
+        /// What their names begin with.
+        prefix: String,
+        /// The version they have.
+        found: u32,
+        /// The newest version that is known here.
+        known: u32,
+    },
+    /// The tables are not there, or older than this version, and must not be changed.
+    #[error("tables {prefix}* have version {found} of {known}; run with migrations allowed once")]
+    NotMigrated {
+        /// What their names begin with.
+        prefix: String,
+        /// The version they have; 0 when they are not there.
+        found: u32,
+        /// The version that is needed.
+        known: u32,
+    },
+    /// Another process migrates for too long.
+    #[error("another process is at the tables for too long")]
+    Busy,
+    /// The server said no.
+    #[error("the database cannot be used")]
+    Server(#[from] sqlx::Error),
+}
+
+/// What holds on our connections, whatever the server's defaults are. Waiting for a lock is bounded by
+/// the least that both servers know; rows are asked for without waiting anyway.
+const SETTINGS: &str = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', \
+    innodb_lock_wait_timeout = 1, autocommit = 1; \
+    SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
+
+pub(super) async fn connect(options: &MySqlOptions) -> Result<MySqlConnection, sqlx::Error> {
+    let connect = MySqlConnectOptions::from_str(&options.url)?.disable_statement_logging();
+    // Whoever listens there may be silent for ever.
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
+    let connected = async {
+        let mut connection = connect.connect().await?;
+        sqlx::raw_sql(SETTINGS).execute(&mut connection).await?;
+        Ok(connection)
+    };
+    timeout(CONNECT_TIME_MAX, connected).await.map_err(late)?
+}
+
+/// Connects once, and sees to it that the tables are there and of this version. Returns the name that
+/// the store has, which no other one has.
+pub(super) async fn prepare(options: &MySqlOptions) -> Result<Arc<str>, MySqlConnectError> {
+    let prefix = &*options.prefix;
+    let prefix_is_good = prefix.len() <= 40
+        && prefix.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
+        && prefix.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    if !prefix_is_good {
+        return Err(MySqlConnectError::Prefix(prefix.to_owned()));
+    }
+    let url = MySqlConnectOptions::from_str(&options.url).map_err(MySqlConnectError::Url)?;
+    if url.get_database().is_none_or(str::is_empty) {
+        return Err(MySqlConnectError::NoDatabase);
+    }
+    let mut connection = connect(options).await?;
+    let prepared = match is_good_server(&mut connection).await {
+        Ok(()) => migrate(&mut connection, options).await,
+        Err(error) => Err(error),
+    };
+    let name = match prepared {
+        Ok(()) => Ok(name_of(&mut connection, prefix).await?),
+        Err(error) => Err(error),
+    };
+    // The connection is not used again, and with it ends whatever was begun on it.
+    let _ = connection.close().await;
+    name
+}
+
+async fn is_good_server(connection: &mut MySqlConnection) -> Result<(), MySqlConnectError> {
+    let asked = "SELECT CAST(VERSION() AS CHAR), CAST(@@max_allowed_packet AS UNSIGNED)";
+    let row = sqlx::query(asked).fetch_one(connection).await?;
+    let (version, packet): (String, u64) = (row.try_get(0)?, row.try_get(1)?);
+    if !is_new_enough(&version) {
+        return Err(MySqlConnectError::Old(version));
+    }
+    if packet < PACKET_MIN {
+        return Err(MySqlConnectError::SmallPackets(packet));
+    }
+    Ok(())
+}
+
+/// MariaDB may put `5.5.5-` before its version, for old clients.
+fn is_new_enough(version: &str) -> bool {
+    let is_mariadb = version.contains("MariaDB");
+    let version = version.strip_prefix("5.5.5-").filter(|_| is_mariadb).unwrap_or(version);
+    let mut numbers = version.split(['.', '-', '+']).map_while(|part| part.parse::<u32>().ok());
+    let mut number = || numbers.next().unwrap_or(0);
+    let oldest = if is_mariadb { [10, 6, 0] } else { [8, 0, 16] };
+    [number(), number(), number()] >= oldest
+}
+
+async fn name_of(connection: &mut MySqlConnection, prefix: &str) -> Result<Arc<str>, sqlx::Error> {
+    let name = with_prefix("SELECT value FROM onceward_meta WHERE name = 'name'", prefix);
+    let row = sqlx::query(AssertSqlSafe(name)).fetch_one(connection).await?;
+    let name: Vec<u8> = row.try_get_unchecked(0)?;
+    Ok(String::from_utf8_lossy(&name).into())
+}
+
+async fn version_of(
+    connection: &mut MySqlConnection,
+    prefix: &str,
+) -> Result<Option<u32>, sqlx::Error> {
+    let there = sqlx::query_scalar(
+        "SELECT COUNT(*) FROM information_schema.tables \
+         WHERE table_schema = DATABASE() AND table_name = ?",
+    );
+    let there = there.bind(format!("{prefix}migrations"));
+    let there: i64 = there.fetch_one(&mut *connection).await?;
+    if there == 0 {
+        return Ok(None);
+    }
+    let version = with_prefix("SELECT COALESCE(MAX(version), 0) FROM onceward_migrations", prefix);
+    let version: i64 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
+    Ok(Some(u32::try_from(version).unwrap_or(0)))
+}
+
+/// Under a lock of the server that ends with the connection: processes that start together do it one
+/// after the other.
+async fn migrate(
+    connection: &mut MySqlConnection,
+    options: &MySqlOptions,
+) -> Result<(), MySqlConnectError> {
+    let prefix = &*options.prefix;
+    let known = MIGRATIONS.len() as u32;
+    let found = version_of(connection, prefix).await?;
+    if found == Some(known) {
+        return Ok(());
+    }
+    if let Some(found) = found.filter(|found| *found > known) {
+        return Err(MySqlConnectError::Newer { prefix: prefix.into(), found, known });
+    }
+    if !options.migrate {
+        let found = found.unwrap_or(0);
+        return Err(MySqlConnectError::NotMigrated { prefix: prefix.into(), found, known });
+    }
+    let lock =
+        sqlx::query_scalar("SELECT GET_LOCK(CONCAT('onceward ', MD5(CONCAT(DATABASE(), ?))), ?)");
+    let lock = lock.bind(prefix.to_owned()).bind(MIGRATION_TIME_MAX.as_secs());
+    let locked: Option<i64> = lock.fetch_one(&mut *connection).await?;
+    if locked != Some(1) {
+        return Err(MySqlConnectError::Busy);
+    }
+    // Committed when it has all that the migrations before made: the number is written last.
+    let first = with_prefix(
+        "CREATE TABLE IF NOT EXISTS onceward_meta (name VARBINARY(64) NOT NULL PRIMARY KEY, \
+         value VARBINARY(255) NOT NULL) ENGINE = InnoDB; \
+         CREATE TABLE IF NOT EXISTS onceward_migrations (version BIGINT NOT NULL PRIMARY KEY, \
+         applied_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP) ENGINE = InnoDB; \
+         INSERT IGNORE INTO onceward_meta (name, value) VALUES ('name', UUID())",
+        prefix,
+    );
+    sqlx::raw_sql(AssertSqlSafe(first)).execute(&mut *connection).await?;
+    let have = version_of(connection, prefix).await?.unwrap_or(0) as usize;
+    for (index, migration) in MIGRATIONS.iter().enumerate().skip(have) {
+        for statement in migration.split(END).filter(|statement| !statement.trim().is_empty()) {
+            let statement = with_prefix(statement, prefix);
+            sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await?;
+        }
+        let note = with_prefix("INSERT INTO onceward_migrations (version) VALUES (?)", prefix);
+        let version = i64::try_from(index + 1).unwrap_or(i64::MAX);
+        sqlx::query(AssertSqlSafe(note)).bind(version).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_that_are_too_old_are_told_from_those_that_do() {
+        for good in [
+            "8.0.16",
+            "8.4.2-log",
+            "9.7.4",
+            "10.6.0-MariaDB",
+            "5.5.5-10.11.19-MariaDB-0+deb12u1",
+            "11.4.2-MariaDB",
+        ] {
+            assert!(is_new_enough(good), "{good}");
+        }
+        for old in ["8.0.15", "5.7.44", "10.5.99-MariaDB", "5.5.5-10.3.1-MariaDB", "nonsense"] {
+            assert!(!is_new_enough(old), "{old}");
+        }
+    }
+}
