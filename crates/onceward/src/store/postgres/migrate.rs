@@ -231,7 +231,8 @@ mod tests {
     const BREAKS: Migration = Migration {
         name: "breaks",
         about: "a function has another name",
-        sql: "ALTER FUNCTION onceward.reserve RENAME TO reserve_2;",
+        sql: "ALTER FUNCTION onceward.reserve RENAME TO reserve_2; \
+              ALTER FUNCTION onceward.reserve_one RENAME TO reserve_one_2;",
         breaks: true,
     };
 
