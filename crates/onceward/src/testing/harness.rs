@@ -20,7 +20,7 @@ use crate::{
 
 /// No case waits for time to pass, so that one which takes this long hangs; for each hundred of the
 /// sequences that random runs are asked for.
-const CASE_TIME_MAX: Duration = Duration::from_secs(300);
+const CASE_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// An empty store that nobody else uses, as a factory makes it for each case.
 ///

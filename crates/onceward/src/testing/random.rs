@@ -111,14 +111,14 @@ impl fmt::Display for Disagreement {
 
 impl std::error::Error for Disagreement {}
 
-/// How many sequences the suite runs: 100, or as many as `ONCEWARD_RUNS` says.
+/// How many sequences the suite runs: 50, or as many as `ONCEWARD_RUNS` says.
 ///
 /// # Panics
 /// When `ONCEWARD_RUNS` is not a number.
 pub(super) fn sequences() -> u64 {
     match std::env::var("ONCEWARD_RUNS") {
         Ok(runs) => runs.trim().parse().expect("ONCEWARD_RUNS is a number"),
-        Err(_) => 100,
+        Err(_) => 50,
     }
 }
 

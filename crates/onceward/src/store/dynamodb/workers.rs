@@ -225,7 +225,7 @@ impl Inner {
                 machine::is_resumable(&held.record, now) && which.includes(&held.record)
             };
             let left = limit as usize - resumable.len();
-            for held in self.earliest(kind, left, wanted, |it| machine::line_of(it)).await? {
+            for held in self.earliest(kind, left, wanted, machine::line_of).await? {
                 let request = self.request(&held).await?;
                 resumable.push(Resumable { record: Box::new(held.record), request });
             }

@@ -48,7 +48,7 @@ pub(in super::super) fn page<S: Sql>(sql: &mut S, query: &Query, now: Timestamp)
         }
     }
     if let Some(route) = &query.route {
-        sql.push(" AND route = ").word(&route);
+        sql.push(" AND route = ").word(route);
     }
     if let Some(effects) = query.effects {
         sql.push(" AND effects = ").word(effects.name());

@@ -39,8 +39,11 @@ pub(super) struct Step {
 pub(super) enum Side {
     /// A step that a batch could not make.
     Step(Step),
-    Job(Box<dyn for<'l> FnOnce(&'l mut Link) -> StoreFuture<'l, ()> + Send>),
+    Job(Job),
 }
+
+/// Work that is not a step on a record.
+type Job = Box<dyn for<'l> FnOnce(&'l mut Link) -> StoreFuture<'l, ()> + Send>;
 
 /// How often a batch tries for rows that others have locked, before it does without them.
 const LOCK_TRIES_MAX: u32 = 5;

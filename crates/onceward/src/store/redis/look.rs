@@ -226,7 +226,7 @@ impl RedisStore {
             if is_kept && step.audit.is_none() && beside.step.is_none() {
                 return Ok(step.answer);
             }
-            let audits = step.audit.as_ref().map(std::slice::from_ref).unwrap_or_default();
+            let audits = step.audit.as_slice();
             match self.change(id, &looked, &step.change, audits, beside).await? {
                 Changed::Applied => return Ok(step.answer),
                 // What is beside it is not told of in the same answer.

@@ -32,7 +32,7 @@ impl RedisStore {
             let seen = self.look(&lease.id, Look::Record).await?;
             let found = seen.record.as_deref();
             let step = machine::note(found, holder.as_ref(), lease, id.clone(), seen.now);
-            let audits = step.audit.as_ref().map(std::slice::from_ref).unwrap_or_default();
+            let audits = step.audit.as_slice();
             let listed = step.put.as_ref().map(|_| &name[..]);
             if step.put.is_none() && audits.is_empty() {
                 return Ok(step.answer);

@@ -105,7 +105,7 @@ impl RedisStore {
         let Some(id) = seen.record.as_ref().map(|record| record.id.clone()) else {
             return Ok(None);
         };
-        let audits = step.audit.as_ref().map(std::slice::from_ref).unwrap_or_default();
+        let audits = step.audit.as_slice();
         let changed = self.change(&id, &seen, &step.change, audits, Beside::default()).await?;
         Ok(matches!(changed, Changed::Applied).then_some(step.answer))
     }
