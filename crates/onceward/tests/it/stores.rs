@@ -24,7 +24,6 @@ store_suite!(sealed_memory, |clock| async {
 });
 store_suite!(sealed_file, sealed_file_store);
 store_suite!(sealed_postgres, |clock| async { sealed(Arc::new(postgres_store(clock).await)) });
-store_suite!(sealed_mariadb, |clock| async { sealed(Arc::new(mariadb_store(clock).await)) });
 
 /// The same store with what it keeps sealed.
 fn sealed(inner: Arc<dyn Store>) -> SealedStore {
