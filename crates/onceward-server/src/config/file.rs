@@ -377,7 +377,7 @@ mod tests {
         );
         assert_eq!(
             error("config_version = 1\n[store]\nzzz = 1\n"),
-            "line 3: unknown key `zzz` in [store]; use one of url, canary_file, canary_limit"
+            "line 3: unknown key `zzz` in [store]; use one of url, durability, cache, canary_file, canary_limit"
         );
     }
 

@@ -166,15 +166,14 @@ mod tests {
     #[test]
     fn a_runtime_that_ends_takes_the_work_with_it() {
         let runtime = runtime();
-        let done = runtime.block_on(async {
-            let Sample { mut detached, done, .. } = sample(false);
+        let Sample { mut detached, done, .. } = runtime.block_on(async { sample(false) });
+        runtime.block_on(async {
             poll_once(&mut detached).await;
             tokio::spawn(async move {
                 let _detached = detached;
                 pending::<()>().await;
             });
             task::yield_now().await;
-            done
         });
         drop(runtime);
         assert!(done.blocking_recv().is_err(), "it was not done, and nothing hangs");

@@ -232,7 +232,8 @@ mod tests {
         name: "breaks",
         about: "a function has another name",
         sql: "ALTER FUNCTION onceward.reserve RENAME TO reserve_2; \
-              ALTER FUNCTION onceward.reserve_one RENAME TO reserve_one_2;",
+              ALTER FUNCTION onceward.reserve_one RENAME TO reserve_one_2; \
+              ALTER FUNCTION onceward.change RENAME TO change_2;",
         breaks: true,
     };
 
