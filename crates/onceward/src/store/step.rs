@@ -19,8 +19,10 @@ pub(super) trait PendingStep<N = ()>: Send {
     fn only_looks(&self) -> bool;
     fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran;
     /// What is to be noted, once what it ran to is committed.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "a file has no connections"))]
     fn noted(&self) -> Option<N>;
     /// Whether nobody waits for its answer any more.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "a file has no connections"))]
     fn is_abandoned(&self) -> bool;
     fn answer(self: Box<Self>, committed: Result<(), StoreError>);
 }
@@ -40,6 +42,7 @@ pub(super) struct RecordStep<A, F, W> {
     pub(super) looks: bool,
     pub(super) decide: F,
     /// What an answer has to be noted by.
+    #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "a file has no connections"))]
     pub(super) notes: W,
     pub(super) answer: Option<A>,
     pub(super) sender: oneshot::Sender<Result<A, StoreError>>,
