@@ -24,7 +24,7 @@ use crate::{
 };
 
 mod account;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "dynamodb"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "dynamodb"))]
 mod completing;
 mod provider;
 

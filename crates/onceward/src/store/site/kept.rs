@@ -1,4 +1,10 @@
-#![cfg(any(feature = "sqlite", feature = "postgres", feature = "redis", feature = "dynamodb"))]
+#![cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "dynamodb"
+))]
 
 use super::{Finding, Schema, Standing};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
