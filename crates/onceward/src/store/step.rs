@@ -16,6 +16,7 @@ pub(super) trait PendingStep<N = ()>: Send {
     /// The step of a phased operation that it is about.
     fn step_name(&self) -> Option<&str>;
     /// Whether it changes nothing, whatever it finds.
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "a batch locks all its rows"))]
     fn only_looks(&self) -> bool;
     fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran;
     /// What is to be noted, once what it ran to is committed.
@@ -39,6 +40,7 @@ pub(super) struct RecordStep<A, F, W> {
     pub(super) store: &'static str,
     pub(super) id: RecordId,
     pub(super) step_name: Option<Box<str>>,
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "a batch locks all its rows"))]
     pub(super) looks: bool,
     pub(super) decide: F,
     /// What an answer has to be noted by.
