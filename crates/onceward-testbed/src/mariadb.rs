@@ -135,6 +135,7 @@ fn initialise(dir: &Path) {
         "--auth-root-authentication-method=normal".to_owned(),
         "--skip-test-db".to_owned(),
         format!("--datadir={}", dir.join("data").display()),
+        own_room(dir),
     ]);
     run(Command::new(&install[0]).args(&install[1..]).current_dir("/"));
 }
@@ -149,5 +150,11 @@ fn command(dir: &Path, port: u16) -> Vec<String> {
         format!("--port={port}"),
         "--bind-address=127.0.0.1".to_owned(),
         "--max-connections=500".to_owned(),
+        own_room(dir),
     ]
+}
+
+/// A server that starts removes the temporary tables of all others that use the same folder.
+fn own_room(dir: &Path) -> String {
+    format!("--tmpdir={}", dir.display())
 }
