@@ -192,7 +192,7 @@ async fn a_lost_reserve_that_is_still_on_its_way_is_not_said_to_have_failed() {
         async move { store.reserve(asked).await }
     });
     let waits = "SELECT count(*) FROM pg_stat_activity \
-                 WHERE wait_event = 'PgSleep' AND query LIKE '%.reserve(%' AND query LIKE";
+                 WHERE wait_event = 'PgSleep' AND query LIKE '%.reserve_one(%' AND query LIKE";
     let waits = format!("{waits} '%{}%'", home.schema);
     while one::<i64>(&mut other, &waits).await == 0 {
         tokio::task::yield_now().await;
