@@ -89,6 +89,16 @@ impl DynamoDb {
         }
     }
 
+    /// The directory that holds everything of this server.
+    pub fn dir(&self) -> &Path {
+        self.watchdog.dir()
+    }
+
+    /// Its process; `None` while it is killed.
+    pub fn pid(&self) -> Option<u32> {
+        self.watchdog.pid()
+    }
+
     /// What it wrote to its log.
     pub fn log(&self) -> String {
         self.watchdog.log()

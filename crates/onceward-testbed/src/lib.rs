@@ -8,6 +8,7 @@ mod postgres; // a PostgreSQL server, with the durability that users get
 mod pgbouncer; // a pool before it, in transaction mode
 mod redis; // a Redis server that syncs each write, and a Cluster of them
 mod dynamodb; // an emulator of DynamoDB
+mod restate; // Restate's server, to compare with
 mod proxy; // TCP connections that break on purpose
 mod watchdog; // ends a server with its owner
 
@@ -17,3 +18,4 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::{Database, Postgres};
 pub use proxy::{Break, CutProxy, Fate, OnFault, READY_FOR_QUERY, Way};
 pub use redis::{Redis, RedisCluster};
+pub use restate::Restate;

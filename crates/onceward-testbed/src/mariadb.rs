@@ -32,10 +32,19 @@ impl MariaDb {
     ///
     /// If there is no MariaDB on this machine, or if it does not start.
     pub fn start() -> MariaDb {
+        MariaDb::start_with(&[])
+    }
+
+    /// The same with these settings.
+    ///
+    /// # Panics
+    ///
+    /// As for [`MariaDb::start`].
+    pub fn start_with(settings: &[&str]) -> MariaDb {
         for _ in 0..PORTS_TRIED {
             let port = free_port();
             // Nothing of it is needed any more at the end.
-            let watchdog = Watchdog::new("KILL", |dir| command(dir, port));
+            let watchdog = Watchdog::new("KILL", |dir| command(dir, port, settings));
             initialise(watchdog.dir());
             let mut server = MariaDb { watchdog, port };
             match server.run() {
@@ -140,8 +149,8 @@ fn initialise(dir: &Path) {
     run(Command::new(&install[0]).args(&install[1..]).current_dir("/"));
 }
 
-fn command(dir: &Path, port: u16) -> Vec<String> {
-    vec![
+fn command(dir: &Path, port: u16, settings: &[&str]) -> Vec<String> {
+    let mut command = vec![
         "mariadbd".to_owned(),
         "--no-defaults".to_owned(),
         format!("--datadir={}", dir.join("data").display()),
@@ -151,7 +160,9 @@ fn command(dir: &Path, port: u16) -> Vec<String> {
         "--bind-address=127.0.0.1".to_owned(),
         "--max-connections=500".to_owned(),
         own_room(dir),
-    ]
+    ];
+    command.extend(settings.iter().map(|setting| (*setting).to_owned()));
+    command
 }
 
 /// A server that starts removes the temporary tables of all others that use the same folder.

@@ -19,6 +19,7 @@ use tokio::{
 use self::connection::connection;
 
 mod connection; // one of them, both ways
+mod replacer; // other bytes than were sent
 
 /// What happens to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,9 @@ struct Shared {
     muted: AtomicBool,
     delay: Mutex<Duration>,
     trap: Mutex<Option<Trap>>,
+    /// What clients send, and what arrives instead.
+    replaced: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
+    replacements: AtomicU64,
     /// How often a trap has sprung.
     sprung: AtomicU64,
     /// How many connections lead to the target.
@@ -166,6 +170,8 @@ impl CutProxy {
             muted: AtomicBool::new(false),
             delay: Mutex::default(),
             trap: Mutex::default(),
+            replaced: Mutex::default(),
+            replacements: AtomicU64::new(0),
             sprung: AtomicU64::new(0),
             open: AtomicU64::new(0),
             cuts: watch::Sender::new(()),
@@ -229,6 +235,22 @@ impl CutProxy {
     pub fn cut_after(&self, pattern: &[u8], until: &[u8]) {
         let (pattern, until) = (pattern.to_owned(), Some(until.to_owned()));
         *lock(&self.shared.trap) = Some(Trap { pattern, until });
+    }
+
+    /// From now on something else arrives wherever a client sends `from`, as if the client had a bug.
+    /// What ends with the beginning of `from` is held up until more comes.
+    ///
+    /// # Panics
+    ///
+    /// If they are not of the same length, since protocols count bytes.
+    pub fn replace(&self, from: &[u8], to: &[u8]) {
+        assert!(!from.is_empty() && from.len() == to.len(), "{} and {}", from.len(), to.len());
+        lock(&self.shared.replaced).push((from.to_owned(), to.to_owned()));
+    }
+
+    /// How often something else arrived.
+    pub fn replacements(&self) -> u64 {
+        self.shared.replacements.load(SeqCst)
     }
 
     /// How often [`CutProxy::cut_before`] and [`CutProxy::cut_after`] have cut a connection.

@@ -41,6 +41,24 @@ impl Redis {
         Redis::start_with(&["--appendonly", "no"])
     }
 
+    /// The same with a second port, which it returns, for TLS with these certificates.
+    ///
+    /// # Panics
+    ///
+    /// As for [`Redis::start`].
+    pub fn start_with_tls(authority: &str, certificate: &str, key: &str) -> (Redis, u16) {
+        let port = free_port();
+        let tls = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no"].map(str::to_owned);
+        let files = [
+            ["--tls-ca-cert-file", authority],
+            ["--tls-cert-file", certificate],
+            ["--tls-key-file", key],
+        ];
+        let tls: Vec<&str> =
+            tls.iter().map(String::as_str).chain(files.into_iter().flatten()).collect();
+        (Redis::start_with(&[DURABLE, &tls].concat()), port)
+    }
+
     /// Starts it with these settings.
     ///
     /// # Panics
@@ -116,6 +134,11 @@ impl Redis {
     pub fn cli(&self, command: &[&str]) -> String {
         let mut cli = Command::new("redis-cli");
         run(cli.args(["-p", &self.port.to_string()]).args(command))
+    }
+
+    /// The process of the server; `None` while it is killed.
+    pub fn pid(&self) -> Option<u32> {
+        self.watchdog.pid()
     }
 
     /// Kills the server, as a crash would.
@@ -207,6 +230,66 @@ impl RedisCluster {
             node.watchdog.pid().is_some() && node.cli(&["ROLE"]).starts_with("master")
         };
         (0..self.nodes.len()).filter(|index| is_master(&self.nodes[*index])).collect()
+    }
+
+    /// The slot of a tag, and the node that has it.
+    ///
+    /// # Panics
+    ///
+    /// If no node says that it is its own.
+    pub fn place_of(&self, tag: &str) -> (u16, usize) {
+        let slot = self.nodes[0].cli(&["CLUSTER", "KEYSLOT", tag]);
+        // Of those that do not send one elsewhere.
+        let has = |node: &usize| !self.nodes[*node].cli(&["EXISTS", tag]).contains("MOVED");
+        let node = self.masters().into_iter().find(has).expect("a node that has the slot");
+        (slot.parse().expect("a slot"), node)
+    }
+
+    /// Begins to move a slot: from now on its keys may be on either side.
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let (slot, [from_id, to_id]) = (slot.to_string(), [from, to].map(|node| self.id_of(node)));
+        let set = |node: usize, state, of: &str| {
+            let said = self.nodes[node].cli(&["CLUSTER", "SETSLOT", &slot, state, of]);
+            assert_eq!(said, "OK", "SETSLOT {state}");
+        };
+        set(to, "IMPORTING", &from_id);
+        set(from, "MIGRATING", &to_id);
+    }
+
+    /// Moves those keys of the slot that are still there and that `which` says. Says how many.
+    pub fn move_keys(
+        &self,
+        slot: u16,
+        from: usize,
+        to: usize,
+        which: impl Fn(&str) -> bool,
+    ) -> usize {
+        let there =
+            self.nodes[from].cli(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100000"]);
+        let keys: Vec<&str> = there.lines().filter(|key| !key.is_empty() && which(key)).collect();
+        let port = self.nodes[to].address().port().to_string();
+        for some in keys.chunks(100) {
+            let migrate = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            let said = self.nodes[from].cli(&[&migrate, some].concat());
+            assert!(matches!(&*said, "OK" | "NOKEY"), "MIGRATE: {said}");
+        }
+        keys.len()
+    }
+
+    /// Moves what is left, and gives the slot to its new node.
+    pub fn end_move(&self, slot: u16, from: usize, to: usize) {
+        while self.move_keys(slot, from, to, |_| true) > 0 {}
+        let (slot, id) = (slot.to_string(), self.id_of(to));
+        // The new one first, as one that does not know it yet would send everybody away.
+        let rest = self.masters().into_iter().filter(|node| *node != to);
+        for node in [to].into_iter().chain(rest) {
+            let said = self.nodes[node].cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+            assert_eq!(said, "OK", "SETSLOT NODE");
+        }
+    }
+
+    fn id_of(&self, node: usize) -> String {
+        self.nodes[node].cli(&["CLUSTER", "MYID"])
     }
 
     /// Kills a node, as a crash would.

@@ -10,7 +10,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Break, Fate, Shared, Trap, Way, lock};
+use super::{Break, Fate, Shared, Trap, Way, lock, replacer::Replacer};
 
 /// A connection that leads nowhere is kept open this long.
 const NOWHERE: Duration = Duration::from_secs(6);
@@ -115,13 +115,16 @@ impl Link<'_> {
         let mut left = strike.map_or(usize::MAX, |(_, after)| after);
         let mut seen = Seen::default();
         let mut buffer = [0; 4096];
+        let mut replacer = Replacer::default();
         loop {
             let read = from.read(&mut buffer).await?;
             if read == 0 {
                 to.shutdown().await?;
                 return Ok(());
             }
-            let passed = &buffer[..read.min(left)];
+            let replaced = self.replace(&buffer[..read], way, &mut replacer);
+            let passed = replaced.as_deref().unwrap_or(&buffer[..read]);
+            let passed = &passed[..passed.len().min(left)];
             self.delay().await;
             let arrives = match way {
                 Way::There => self.asks(passed, &mut seen)?,
@@ -157,6 +160,17 @@ impl Link<'_> {
         if !time.is_zero() {
             sleep(time).await;
         }
+    }
+
+    /// What arrives of a piece, if something is replaced on this way.
+    fn replace(&self, piece: &[u8], way: Way, replacer: &mut Replacer) -> Option<Vec<u8>> {
+        let pairs = lock(&self.shared.replaced);
+        if pairs.is_empty() || way == Way::Back {
+            return None;
+        }
+        let (passed, count) = replacer.pass(piece, &pairs);
+        self.shared.replacements.fetch_add(count, SeqCst);
+        Some(passed)
     }
 
     /// Whether a piece from the client may go on, or that the connection is to be cut.
