@@ -54,7 +54,7 @@ const BARRIER_LIFE: Duration = Duration::from_secs(2 * 60);
 /// How far clocks may be apart. An entry is not used in the last of its record's retention.
 const SKEW_MAX: Duration = Duration::from_secs(60);
 
-/// How long a request waits for the cache.
+/// How long a request waits for the cache, unless told otherwise.
 const PATIENCE: Duration = Duration::from_millis(25);
 
 /// How long an operator does.
@@ -75,6 +75,7 @@ pub struct CachedStore {
     client: Client,
     key: Key,
     clock: Arc<dyn Clock>,
+    patience: Duration,
     /// Until when nobody asks, after the cache did not answer.
     rests_until: Mutex<Option<Instant>>,
     hits: AtomicU64,
@@ -124,9 +125,16 @@ impl CachedStore {
             client,
             key,
             clock: Arc::new(SystemClock),
+            patience: PATIENCE,
             rests_until: Mutex::default(),
             hits: AtomicU64::new(0),
         })
+    }
+
+    /// How long a request waits for the cache before it asks the store: 25 ms unless told otherwise.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        CachedStore { patience, ..self }
     }
 
     /// The same on another clock: for tests.
@@ -162,7 +170,7 @@ impl CachedStore {
     async fn recall(&self, id: &RecordId) -> Option<Recalled> {
         let (bucket, key) = self.place(id);
         let mut answer = self
-            .ask(PATIENCE, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
+            .ask(self.patience, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
             .await?;
         let (entry, now) = (answer.bytes().ok()?, answer.time().ok()?);
         let record = self.key.open(id, &entry, now);
@@ -181,7 +189,7 @@ impl CachedStore {
         let mut put = redis::cmd("SET");
         put.arg(key).arg(self.key.seal(record, now)).arg("NX");
         put.arg("PXAT").arg(now.plus(ENTRY_LIFE).as_micros() / 1000);
-        self.ask(PATIENCE, self.client.command(bucket, &put)).await;
+        self.ask(self.patience, self.client.command(bucket, &put)).await;
     }
 
     /// From now on the cache has nothing of this record, nor gets anything that was read before.

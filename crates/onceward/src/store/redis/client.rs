@@ -162,16 +162,10 @@ impl Client {
         for tries in 0..TRIES_MAX {
             let number = self.route_number();
             let link = self.server(bucket);
-            let mut answer = match what {
+            let answer = match what {
                 What::Call(call) => link.call(call).await,
                 What::Command(command) => link.command(command).await,
             };
-            if let (Err(Failed::Sent(error)), What::Call(call)) = (&answer, what)
-                && remedy(error) == Remedy::Ask
-                && let Some(target) = self.redirected(error)
-            {
-                answer = target.call_asking(call).await;
-            }
             let error = match answer {
                 Ok(answer) => return Ok(answer),
                 Err(Failed::NotSent(error)) => {
@@ -201,7 +195,7 @@ impl Client {
                         pause(tries).await;
                     }
                 }
-                Remedy::Again | Remedy::Ask => {
+                Remedy::Again => {
                     self.route_again(number).await;
                     pause(tries).await;
                 }
@@ -209,12 +203,6 @@ impl Client {
             }
         }
         Err(if may_have_happened { answer_lost(last) } else { last })
-    }
-
-    fn redirected(&self, error: &RedisError) -> Option<Arc<Link>> {
-        let (address, _slot) = error.redirect_node()?;
-        let (host, port) = address.rsplit_once(':')?;
-        self.link(host, port.parse().ok()?).ok()
     }
 
     /// The link to a node of the Cluster.

@@ -25,8 +25,6 @@ pub(super) enum Remedy {
     Reconnect,
     /// Nothing happened: this server is not the one that serves. Look for that.
     Elsewhere,
-    /// Nothing happened: the bucket is on its way to another server, which is to be asked.
-    Ask,
     /// Nothing happened: the server has forgotten the script.
     Load,
     /// Nothing happened: the same call again after a pause.
@@ -38,7 +36,9 @@ pub(super) enum Remedy {
 pub(super) fn remedy(error: &RedisError) -> Remedy {
     match error.code() {
         Some("MOVED" | "READONLY") => Remedy::Elsewhere,
-        Some("ASK") => Remedy::Ask,
+        // The bucket is on its way to another server, and partly there. It is asked for again.
+        Some("ASK") => Remedy::Again,
+        Some("ERR") if is_on_its_way(error) => Remedy::Again,
         Some("NOSCRIPT") => Remedy::Load,
         Some("LOADING" | "CLUSTERDOWN" | "TRYAGAIN" | "MASTERDOWN" | "BUSY" | "NOREPLICAS") => {
             Remedy::Again
@@ -48,6 +48,11 @@ pub(super) fn remedy(error: &RedisError) -> Remedy {
         // Whatever else there is, no answer was read.
         None => Remedy::Reconnect,
     }
+}
+
+/// Whether a script was stopped before it began, since keys of its bucket are elsewhere.
+fn is_on_its_way(error: &RedisError) -> bool {
+    error.to_string().contains("non local key")
 }
 
 /// The error for a caller, when there is nothing left to try.
@@ -61,6 +66,10 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
         Some("NOREPLICAS") => (StoreErrorKind::Unavailable, "the server has too few replicas"),
         Some("NOAUTH" | "NOPERM" | "WRONGPASS") => {
             (StoreErrorKind::Unavailable, "the server does not let us in")
+        }
+        Some("ASK" | "TRYAGAIN") => (StoreErrorKind::Unavailable, "a slot is being moved"),
+        Some("ERR") if is_on_its_way(error) => {
+            (StoreErrorKind::Unavailable, "a slot is being moved")
         }
         Some(_) => (StoreErrorKind::Unavailable, "the server refused a call"),
         None => (StoreErrorKind::Ambiguous, "the connection was lost"),

@@ -82,18 +82,6 @@ impl Link {
         self.send(&mut open, command.arg(call.keys.len()).arg(&call.keys).arg(&call.args)).await
     }
 
-    /// The same on a server that a bucket is on its way to.
-    pub(super) async fn call_asking(&self, call: &Call) -> Result<Value, Failed> {
-        let mut open = self.open().await.map_err(Failed::NotSent)?;
-        let mut both = redis::pipe();
-        both.cmd("ASKING").ignore();
-        // With its source: it may never have been asked for there.
-        both.cmd("EVAL").arg(call.script.source());
-        both.arg(call.keys.len()).arg(&call.keys).arg(&call.args);
-        let answers: RedisResult<(Value,)> = both.query_async(&mut open.connection).await;
-        answers.map(|(answer,)| answer).map_err(Failed::Sent)
-    }
-
     pub(super) async fn command(&self, command: &Cmd) -> Result<Value, Failed> {
         let mut open = self.open().await.map_err(Failed::NotSent)?;
         self.send(&mut open, command).await

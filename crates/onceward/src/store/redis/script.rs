@@ -42,9 +42,3 @@ pub(super) const SOURCES: [&str; 13] = [
     source!("#!lua flags=allow-oom\n", "beat.lua"),
     source!("#!lua flags=allow-oom\n", "recall.lua"),
 ];
-
-impl Script {
-    pub(super) fn source(self) -> &'static str {
-        SOURCES.get(self as usize).copied().unwrap_or_default()
-    }
-}
