@@ -5,8 +5,8 @@
 
 use std::convert::Infallible;
 
-use sqlx::{Pool, Transaction};
-use tracing::{info, warn};
+use sqlx::Pool;
+use tracing::warn;
 
 use crate::{
     operation::{Operation, Taken},
@@ -16,6 +16,7 @@ use crate::{
     store::{Ask, Database, Reservation, StoreError, StoreErrorKind, Write, Written},
 };
 
+pub(crate) mod begun; // transactions that may be dropped
 mod phase; // a step of a phased operation
 pub(crate) mod sealing; // the same, sealed where the store is
 
@@ -44,7 +45,7 @@ impl TransactionalDatabase for sqlx::MySql {}
 pub(crate) mod sealed {
     use std::future::Future;
 
-    use sqlx::{Pool, Transaction};
+    use sqlx::{Pool, Transaction, pool::PoolConnection};
 
     use crate::{
         outbox::{Message, Staged},
@@ -95,15 +96,19 @@ pub(crate) mod sealed {
 
     /// How a transaction begins.
     pub trait Begin: sqlx::Database {
-        fn begin(
+        /// The connection stays in the given place, if the pool must not get it back from a
+        /// transaction that was dropped.
+        fn begin<'p>(
             pool: &Pool<Self>,
-        ) -> impl Future<Output = Result<Transaction<'static, Self>, sqlx::Error>> + Send;
+            place: &'p mut Option<PoolConnection<Self>>,
+        ) -> impl Future<Output = Result<Transaction<'p, Self>, sqlx::Error>> + Send;
 
         /// Whether the error says that somebody else's transaction is in the way.
         fn is_locked(error: &sqlx::Error) -> bool;
     }
 }
 
+use begun::{Begun, Place};
 use sealed::NotWritten;
 
 impl From<StoreError> for NotWritten {
@@ -257,22 +262,24 @@ impl Operation {
         if !self.may_act() {
             return Err(TransactionError::LeaseOver);
         }
-        let mut tx = begin(pool).await.map_err(|error| self.not_begun::<D, E>(error))?;
+        let mut place = Place::new();
+        let begun = Begun::begin(pool, &mut place).await;
+        let mut tx = begun.map_err(|error| self.not_begun::<D, E>(error))?;
         if self.context().ask.is_some()
             && let Err(error) = self.reserve_in(&mut *tx).await
         {
-            roll_back(tx).await;
+            tx.roll_back().await;
             return Err(error.with_work());
         }
         let reply = match work(&mut tx).await {
             Ok(reply) => reply,
             Err(error) => {
-                roll_back(tx).await;
+                tx.roll_back().await;
                 return Err(TransactionError::Work(error));
             }
         };
         if let Err(error) = self.complete_in(&mut *tx, reply.clone()).await {
-            roll_back(tx).await;
+            tx.roll_back().await;
             return Err(error.with_work());
         }
         edge!(Written, "reply");
@@ -353,25 +360,6 @@ impl Operation {
             return self.taken(Taken::Locked).with_work();
         }
         not_committed("BEGIN failed", error).into()
-    }
-}
-
-/// Begins a transaction, in a task of its own: with sqlx 0.9 on PostgreSQL and MySQL, a `begin` that is dropped
-/// while it is on its way leaves the transaction open, on a connection that goes back to the pool. For
-/// SQLite the driver itself takes such a one back.
-pub(crate) async fn begin<D: TransactionalDatabase>(
-    pool: &Pool<D>,
-) -> Result<Transaction<'static, D>, sqlx::Error> {
-    let pool = pool.clone();
-    let begun = tokio::spawn(async move { D::begin(&pool).await });
-    begun.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
-}
-
-/// Not left to `Drop`, so that the lock is gone when the handler goes on. If it fails the connection
-/// is broken, and the database rolls back by itself.
-async fn roll_back<D: TransactionalDatabase>(tx: Transaction<'static, D>) {
-    if let Err(error) = tx.rollback().await {
-        info!(%error, "a transaction was not rolled back by word");
     }
 }
 

@@ -150,8 +150,9 @@ impl MySqlStore {
     /// when the tables are newer than this version.
     pub async fn connect(options: MySqlOptions) -> Result<Self, MySqlConnectError> {
         let options = Arc::new(options);
-        let name = open::prepare(&options).await?;
+        let prepared = open::prepare(&options).await?;
         let statements = Arc::new(Statements::of(&options.prefix));
+        let within = Arc::new(Statements::within(&options.prefix, prepared.has_snapshots));
         let witnesses = Witnesses::default();
         let link = || Link::new(Arc::clone(&options), Arc::clone(&statements), witnesses.clone());
         let [batches, singles] = options.connections;
@@ -164,7 +165,11 @@ impl MySqlStore {
         Ok(MySqlStore {
             batches: Lane::start(links, &batches_close),
             side,
-            database: MySqlDatabase { name, statements, clock: options.clock.clone() },
+            database: MySqlDatabase {
+                name: prepared.name,
+                statements: within,
+                clock: options.clock.clone(),
+            },
             witnesses,
             closing_batches,
             closing_side,

@@ -3,7 +3,11 @@
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Pool;
 
-use super::{TransactionalDatabase, begin, not_committed, roll_back, sealing};
+use super::{
+    TransactionalDatabase,
+    begun::{Begun, Place},
+    not_committed, sealing,
+};
 use crate::{
     operation::{Operation, Step},
     phase::{Failure, StepError, edge, written},
@@ -36,11 +40,13 @@ impl Operation {
         }
         let lease = self.held()?;
         let database = self.database()?;
-        let mut tx = begin(pool).await.map_err(|error| not_committed("BEGIN failed", error))?;
+        let mut place = Place::new();
+        let begun = Begun::begin(pool, &mut place).await;
+        let mut tx = begun.map_err(|error| not_committed("BEGIN failed", error))?;
         let value = match work(&mut tx).await {
             Ok(value) => value,
             Err(error) => {
-                roll_back(tx).await;
+                tx.roll_back().await;
                 return Err(StepError::Failed(error));
             }
         };
@@ -54,7 +60,7 @@ impl Operation {
             Ok(())
         };
         if let Err(error) = saved.await {
-            roll_back(tx).await;
+            tx.roll_back().await;
             return Err(error);
         }
         if let Err(error) = tx.commit().await {

@@ -24,6 +24,9 @@ const IDLE: &str = "SELECT COUNT(*) FROM information_schema.innodb_trx t \
     JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id \
     WHERE p.db = DATABASE() AND p.command = 'Sleep'";
 
+/// Whoever has no connection from a pool by then has lost one.
+const POOL_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// A connection may be seen between two statements of a transaction that goes on.
 async fn nobody_stays_in_a_transaction(home: &Home) {
     let mut look = home.connection().await;
@@ -90,7 +93,8 @@ async fn transactions_and_phases_that_are_dropped_at_any_moment_leave_none_open_
     let seed: u64 = rand::random();
     println!("seed {seed}");
     let home = Home::new().await;
-    let pool = MySqlPoolOptions::new().max_connections(4).connect(&home.url).await.expect("a pool");
+    let pool = MySqlPoolOptions::new().max_connections(4).acquire_timeout(POOL_TIME_MAX);
+    let pool = pool.connect(&home.url).await.expect("a pool");
     for number in 0..60_u64 {
         let policy = Policy::required().effects(Effects::Phased).expect("allowed");
         let handler_pool = pool.clone();
@@ -117,6 +121,12 @@ async fn transactions_and_phases_that_are_dropped_at_any_moment_leave_none_open_
         Answer::read(app.oneshot(request).await.expect("infallible")).await;
     }
     nobody_stays_in_a_transaction(&home).await;
+    // And the pool is whole, with connections that know which answer is whose.
+    let held = futures_util::future::join_all((0..4).map(|_| pool.acquire())).await;
+    for (number, held) in held.into_iter().enumerate() {
+        let said = one::<i64>(&mut held.expect("a place"), &format!("SELECT {number}")).await;
+        assert_eq!(said, number as i64);
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,10 @@
 //! Steps on records, many in one transaction: their rows are locked, the machine decides one after
 //! the other, and what it says is written and committed.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout};
 use tracing::warn;
@@ -48,6 +51,9 @@ type Job = Box<dyn for<'l> FnOnce(&'l mut Link) -> StoreFuture<'l, ()> + Send>;
 /// How often a batch tries for rows that others have locked, before it does without them.
 const LOCK_TRIES_MAX: u32 = 5;
 
+/// And for how long: an insert waits for others by itself, for the least time that a server can be told.
+const LOCK_TIME_MAX: Duration = Duration::from_millis(100);
+
 impl Element for Step {
     type Link = Link;
     const STORE: &'static str = STORE;
@@ -92,6 +98,7 @@ async fn hand_over(part: Vec<Step>, link: &Link) {
 
 /// Makes all these steps and answers them. Those that are returned are to be made in parts.
 async fn send(mut steps: Vec<Step>, link: &mut Link) -> Option<Vec<Step>> {
+    let begun = Instant::now();
     let mut tries = 0;
     loop {
         tries += 1;
@@ -109,7 +116,9 @@ async fn send(mut steps: Vec<Step>, link: &mut Link) -> Option<Vec<Step>> {
         match failed.remedy() {
             Some(Remedy::Reconnect) if tries < TRIES_MAX => {}
             Some(Remedy::Again) if tries < TRIES_MAX => pause().await,
-            Some(Remedy::Locked) if tries < LOCK_TRIES_MAX => pause().await,
+            Some(Remedy::Locked) if tries < LOCK_TRIES_MAX && begun.elapsed() < LOCK_TIME_MAX => {
+                pause().await;
+            }
             Some(Remedy::Locked | Remedy::Again) => return Some(steps),
             Some(Remedy::Refused) if steps.len() > 1 => {
                 // In parts, most will come through: a defect of ours would go unnoticed.

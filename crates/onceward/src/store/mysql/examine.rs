@@ -12,6 +12,8 @@ use crate::store::site::{
     ASKED, Asked, Finding, Migration, Schema, Site, SiteFuture, Standing, Step, skew,
 };
 
+mod inside; // our tables
+
 /// What the migrations are called. As many as there are.
 static NAMED: [Migration; MIGRATIONS.len()] = [Migration {
     name: "records and outbox",
@@ -57,13 +59,20 @@ async fn examine(options: &MySqlOptions) -> Result<Vec<Finding>, MySqlConnectErr
         writable(&mut look).await,
         flushed(&mut look).await,
         binlog(&mut look).await,
+        binlog_format(&mut look).await,
         packets(&mut look).await,
         clock(&mut look).await,
     ];
     let schema = schema(&mut look, &options.prefix).await?;
     findings.push(Finding::schema(&schema));
-    if schema.standing() != Standing::Absent {
+    let standing = schema.standing();
+    findings.push(inside::permissions(&mut look, &options.prefix, standing).await);
+    if standing != Standing::Absent {
         findings.push(engine(&mut look, &options.prefix).await);
+    }
+    // What a newer version has made is not known here.
+    if standing == Standing::Current {
+        findings.push(inside::indexes(&mut look, &options.prefix).await);
     }
     // Nothing was begun on it.
     let _ = look.close().await;
@@ -125,6 +134,22 @@ async fn binlog(look: &mut MySqlConnection) -> Finding {
             Finding::volatile(NAME, value, advice)
         }
         None => Finding::failed(NAME, "it does not say"),
+    }
+}
+
+/// InnoDB refuses writes at READ COMMITTED, where our connections are, with statements in the log.
+async fn binlog_format(look: &mut MySqlConnection) -> Finding {
+    const NAME: &str = "binlog_format";
+    let on = setting(look, "log_bin").await.ok().flatten();
+    match (on.as_deref(), setting(look, NAME).await.ok().flatten()) {
+        (Some("0" | "OFF"), _) => Finding::ok(NAME, "there is no binary log"),
+        (_, Some(format)) if format == "STATEMENT" => Finding::broken(
+            NAME,
+            format,
+            "set binlog_format to ROW or MIXED: nothing can be written",
+        ),
+        (_, Some(format)) => Finding::ok(NAME, format),
+        (_, None) => Finding::failed(NAME, "it does not say"),
     }
 }
 

@@ -95,9 +95,16 @@ pub(super) async fn connect(options: &MySqlOptions) -> Result<MySqlConnection, s
     timeout(CONNECT_TIME_MAX, connected).await.map_err(late)?
 }
 
-/// Connects once, and sees to it that the tables are there and of this version. Returns the name that
-/// the store has, which no other one has.
-pub(super) async fn prepare(options: &MySqlOptions) -> Result<Arc<str>, MySqlConnectError> {
+/// What is known of a store whose tables are there.
+pub(super) struct Prepared {
+    /// No other store has it.
+    pub(super) name: Arc<str>,
+    /// The server may end transactions that lock what is newer than their snapshot.
+    pub(super) has_snapshots: bool,
+}
+
+/// Connects once, and sees to it that the tables are there and of this version.
+pub(super) async fn prepare(options: &MySqlOptions) -> Result<Prepared, MySqlConnectError> {
     let prefix = &*options.prefix;
     let prefix_is_good = prefix.len() <= 40
         && prefix.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
@@ -110,17 +117,21 @@ pub(super) async fn prepare(options: &MySqlOptions) -> Result<Arc<str>, MySqlCon
         return Err(MySqlConnectError::NoDatabase);
     }
     let mut connection = connect(options).await?;
-    let prepared = match is_good_server(&mut connection).await {
-        Ok(()) => migrate(&mut connection, options).await,
-        Err(error) => Err(error),
+    let prepared = async {
+        is_good_server(&mut connection).await?;
+        migrate(&mut connection, options).await?;
+        let name = name_of(&mut connection, prefix).await?;
+        Ok(Prepared { name, has_snapshots: has_snapshots(&mut connection).await? })
     };
-    let name = match prepared {
-        Ok(()) => Ok(name_of(&mut connection, prefix).await?),
-        Err(error) => Err(error),
-    };
+    let prepared = prepared.await;
     // The connection is not used again, and with it ends whatever was begun on it.
     let _ = connection.close().await;
-    name
+    prepared
+}
+
+async fn has_snapshots(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+    let asked = "SHOW VARIABLES LIKE 'innodb\\_snapshot\\_isolation'";
+    Ok(sqlx::raw_sql(asked).fetch_optional(connection).await?.is_some())
 }
 
 async fn is_good_server(connection: &mut MySqlConnection) -> Result<(), MySqlConnectError> {

@@ -54,6 +54,7 @@ pub(super) fn with_room_for(count: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) prefix: Arc<str>,
+    before: &'static str,
     pub(super) now: Arc<str>,
     pub(super) name: Arc<str>,
     pub(super) load: BySize,
@@ -82,8 +83,21 @@ pub(super) struct Statements {
 }
 
 impl Statements {
+    /// For connections of ours.
     pub(super) fn of(prefix: &str) -> Self {
-        let named = |sql: &str| Arc::from(with_prefix(sql, prefix));
+        Self::after("", prefix)
+    }
+
+    /// For transactions of the user's. Where it is set, MariaDB (from 11.6.2 on, unless told otherwise)
+    /// ends a transaction that locks a row which was changed since it first read anything; and a
+    /// record is changed whenever its lease is renewed. What we lock is as it was committed last.
+    pub(super) fn within(prefix: &str, has_snapshots: bool) -> Self {
+        let before = "SET STATEMENT innodb_snapshot_isolation = 0 FOR ";
+        Self::after(if has_snapshots { before } else { "" }, prefix)
+    }
+
+    fn after(before: &'static str, prefix: &str) -> Self {
+        let named = |sql: &str| Arc::from(format!("{before}{}", with_prefix(sql, prefix)));
         let sized = |sql: &dyn Fn(usize) -> String| SIZES.map(|size| named(&sql(size)));
         let row = format!("(?, {})", places(COLUMNS));
         let is_one = "(scope = ? AND `key` = ?)";
@@ -107,6 +121,7 @@ impl Statements {
         let each = each.collect::<Vec<_>>().join(", ");
         Statements {
             prefix: prefix.into(),
+            before,
             now: named(&format!("SELECT {NOW}")),
             name: named("SELECT value FROM onceward_meta WHERE name = 'name'"),
             load: sized(&|size| load(size, "")),
@@ -211,7 +226,8 @@ impl Statements {
 
     /// A statement of somebody who has few.
     pub(super) fn named(&self, sql: &str) -> Query<'static> {
-        sqlx::query(AssertSqlSafe(with_prefix(sql, &self.prefix)))
+        let sql = with_prefix(sql, &self.prefix);
+        sqlx::query(AssertSqlSafe(format!("{}{sql}", self.before)))
     }
 }
 

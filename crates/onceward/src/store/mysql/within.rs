@@ -5,9 +5,7 @@
 //! is as it was committed last and not as it was when the transaction began; and a record that is not
 //! there is inserted and not looked for, since a look would lock the gap in which others insert theirs.
 
-use std::future::Future;
-
-use sqlx::{MySql, MySqlConnection, Pool, Transaction};
+use sqlx::{Connection as _, MySql, MySqlConnection, Pool, Transaction, pool::PoolConnection};
 use tokio::time::Instant;
 
 use super::{
@@ -34,10 +32,15 @@ use crate::{
 };
 
 impl Begin for MySql {
-    fn begin(
+    /// With sqlx 0.9 on MySQL, a connection loses count of the server's answers when a call is dropped
+    /// on its way: it expects the answer to a statement before that is prepared. Back in the pool it
+    /// waits for an answer that never comes, and its place is lost for ever; or it takes one call's
+    /// answer for that of the next. So the pool does not get it back.
+    async fn begin<'p>(
         pool: &Pool<MySql>,
-    ) -> impl Future<Output = Result<Transaction<'static, MySql>, sqlx::Error>> + Send {
-        pool.begin()
+        place: &'p mut Option<PoolConnection<MySql>>,
+    ) -> Result<Transaction<'p, MySql>, sqlx::Error> {
+        place.insert(pool.acquire().await?).begin().await
     }
 
     fn is_locked(error: &sqlx::Error) -> bool {

@@ -1,9 +1,10 @@
 //! In a transaction of the user's own, on a connection of the user's own to the same database: the
 //! same functions and the same rules.
 
-use std::future::Future;
-
-use sqlx::{Connection as _, PgConnection, Pool, Postgres, Row as _, Transaction, postgres::PgRow};
+use sqlx::{
+    Connection as _, PgConnection, Pool, Postgres, Row as _, Transaction, pool::PoolConnection,
+    postgres::PgRow,
+};
 
 use super::{
     PgDatabase,
@@ -23,7 +24,10 @@ use crate::{
     record::Lease,
     reply::Reply,
     store::{Advance, Advanced, Ask, Database, Reservation, Written},
-    transaction::sealed::{Begin, Connection, NotWritten},
+    transaction::{
+        begun::in_a_task,
+        sealed::{Begin, Connection, NotWritten},
+    },
 };
 
 /// How long one in its own transaction waits for others that have the key or its record locked: a
@@ -31,10 +35,12 @@ use crate::{
 const PATIENCE: &str = "1s";
 
 impl Begin for Postgres {
-    fn begin(
+    async fn begin<'p>(
         pool: &Pool<Postgres>,
-    ) -> impl Future<Output = Result<Transaction<'static, Postgres>, sqlx::Error>> + Send {
-        pool.begin()
+        _: &'p mut Option<PoolConnection<Postgres>>,
+    ) -> Result<Transaction<'p, Postgres>, sqlx::Error> {
+        let pool = pool.clone();
+        in_a_task(async move { pool.begin().await }).await
     }
 
     fn is_locked(error: &sqlx::Error) -> bool {

@@ -1,9 +1,9 @@
 //! In a transaction of the user's own, on a connection of the user's own to the same file: the same
 //! rules and the same rows as the writer's.
 
-use std::{future::Future, path::Path};
+use std::path::Path;
 
-use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, Transaction};
+use sqlx::{Pool, Row as _, Sqlite, SqliteConnection, Transaction, pool::PoolConnection};
 
 use super::{
     SqliteDatabase,
@@ -24,7 +24,10 @@ use crate::{
         Advance, Advanced, Ask, Database, Reservation, Written,
         beside::{self, Beside, Gathered},
     },
-    transaction::sealed::{Begin, Connection, NotWritten},
+    transaction::{
+        begun::in_a_task,
+        sealed::{Begin, Connection, NotWritten},
+    },
 };
 
 impl From<sqlx::Error> for NotWritten {
@@ -39,10 +42,12 @@ impl From<sqlx::Error> for NotWritten {
 impl Begin for Sqlite {
     /// With the write lock from the start: whoever reads first and then writes may find that the
     /// file has changed in between, and cannot wait for it.
-    fn begin(
+    async fn begin<'p>(
         pool: &Pool<Sqlite>,
-    ) -> impl Future<Output = Result<Transaction<'static, Sqlite>, sqlx::Error>> + Send {
-        pool.begin_with("BEGIN IMMEDIATE")
+        _: &'p mut Option<PoolConnection<Sqlite>>,
+    ) -> Result<Transaction<'p, Sqlite>, sqlx::Error> {
+        let pool = pool.clone();
+        in_a_task(async move { pool.begin_with("BEGIN IMMEDIATE").await }).await
     }
 
     fn is_locked(error: &sqlx::Error) -> bool {
