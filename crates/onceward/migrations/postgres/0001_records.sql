@@ -15,7 +15,7 @@ CREATE DOMAIN onceward.effects AS text
 -- tuple into the page it is on and touches no index. The list of leases and the replies are
 -- therefore tables of their own.
 CREATE TABLE onceward.records (
-    record_id              bigint   GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    record_id              bigint   GENERATED ALWAYS AS IDENTITY (CACHE 32) PRIMARY KEY,
     scope                  onceward.name NOT NULL,
     key                    onceward.name NOT NULL,
     recipe                 integer  NOT NULL,
@@ -56,8 +56,6 @@ CREATE TABLE onceward.records (
     -- a session reads the expression of a generated column anew with every statement.
     due_at                 bigint,
     give_up_at             bigint,
-    -- Where the record stands, or stood last, in the list of leases.
-    check_at               bigint   NOT NULL,
     -- When the reaper looks at it. Set when the record is reserved and not changed by `complete`:
     -- what it finds not to be due is filed again.
     reap_at                bigint   NOT NULL,
@@ -66,6 +64,8 @@ CREATE TABLE onceward.records (
 
 -- For the reaper: retention that is over, then tombstones whose time is over.
 CREATE INDEX records_reap ON onceward.records (reap_at);
+-- For lists, the latest first; and where the list of leases leads.
+CREATE INDEX records_created ON onceward.records (created_at);
 -- For the reconciler: unknown outcomes that are due.
 CREATE INDEX records_reconcile ON onceward.records (reconcile_after) WHERE reconcile_after IS NOT NULL;
 -- For the dispatcher: pending work that is due.
@@ -73,11 +73,14 @@ CREATE INDEX records_due ON onceward.records (due_at) WHERE due_at IS NOT NULL;
 -- For the sweeper: pending work whose time is over.
 CREATE INDEX records_give_up ON onceward.records (give_up_at) WHERE give_up_at IS NOT NULL;
 
--- For the sweeper and the resumer: one row for each record in progress.
+-- For the sweeper and the resumer: when to look at the records that were made at one moment, one row
+-- for a whole batch. Nobody takes a row out when its records complete: the sweeper does, when its time
+-- comes. Whatever puts a record in progress adds a row, so that taking out another never loses it.
 CREATE TABLE onceward.leases (
-    check_at  bigint NOT NULL,
-    record_id bigint NOT NULL,
-    PRIMARY KEY (check_at, record_id)
+    check_at   bigint NOT NULL,
+    lease_id   bigint GENERATED ALWAYS AS IDENTITY (CACHE 32),
+    created_at bigint NOT NULL,
+    PRIMARY KEY (check_at, lease_id)
 );
 
 -- What completed records are answered with. A body that was over the cap is null.

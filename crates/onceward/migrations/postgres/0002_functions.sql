@@ -29,20 +29,23 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT least(60, 1 << greatest(least(attempts - 1, 6), 0)) * 1000000::bigint
 $$;
 
--- Takes what is absent, and returns what is in the way. Requests that go the same way are a class, and
--- what is the same for all of a class is given once. What is taken has `t` for its fence and a lease
--- from then on; one row without an attempt stands for all. What would have to be changed to be taken
--- is returned with the verdict 'look', for `change`. What is neither returned nor absent was made
--- by somebody else just now: the caller asks again, as it does after 'later', the answer to those
--- behind the first few whose reply is large. With `new_ones` most are expected to be absent and are
--- taken before anything is looked up; what was taken may then be returned once more, as it is now.
--- No two may be for one record, unless it is there. A batch hardly waits for transactions that are on
--- their way; one that is alone may have more patience.
+-- Takes what is absent, and returns what is in the way. All go the same way: what is the same for all
+-- is given once. Only what is accepted for later has a time in `queued_for`, and no lease. What is
+-- taken has `t` for its fence and a lease from then on; one row without an attempt stands for all. What
+-- would have to be changed to be taken is returned with the verdict 'look', for `change`. What is
+-- neither returned nor absent was made by somebody else just now: the caller asks again, as it does
+-- after 'later', the answer to those behind the first few whose reply is large. With `new_ones` most are
+-- expected to be absent and are taken before anything is looked up. No two may be for one record,
+-- unless it is there. A batch hardly waits for transactions that are on their way; one that is alone may
+-- have more patience.
+--
+-- A session prepares the expressions of a function anew in each transaction, and those of a plan with
+-- each call: that costs as much as some elements, so that what many calls go through is kept short.
 CREATE FUNCTION onceward.reserve(
-    at bigint, scopes text[], keys text[], fingerprints bytea[], attempts uuid[], paths text[],
-    classes integer[], recipes integer[], modes text[], leases bigint[], max_executions bigint[],
-    retentions bigint[], tombstones bigint[], effects text[], routes text[], methods text[],
-    queued_fors bigint[], requests bytea[], patience text, new_ones boolean
+    at bigint, scopes text[], keys text[], fingerprints bytea[], attempts uuid[], routes text[],
+    methods text[], paths text[], takes boolean, recipe integer, lease bigint, max_execution bigint,
+    retention bigint, tombstone bigint, effects onceward.effects, queued_for bigint,
+    requests bytea[], patience text, new_ones boolean
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -52,8 +55,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(reserve.at);
-    answered bigint;
-    taken bigint[];
+    taken bigint;
+    known_ones bigint;
     one onceward.found;
     known bigint[];
 BEGIN
@@ -67,91 +70,78 @@ BEGIN
         CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r;
     END IF;
-    FOR try IN 1..2 LOOP
-        IF (try = 1) = new_ones THEN
+    LOOP
+        IF new_ones AND takes THEN
             BEGIN
-                WITH fresh AS (
-                    INSERT INTO onceward.records AS r (
-                        scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
-                        effects, route, method, path, created_at, started_at, lease_until,
-                        max_execution, expires_at, retention, tombstone, void, queued_until, due_at,
-                        give_up_at, check_at, reap_at)
-                    SELECT a.scope, a.key, recipes[a.class], a.fingerprint, 1,
-                           CASE WHEN c.begins THEN 'in_progress' ELSE 'pending' END, a.attempt,
-                           greatest(t, 1), c.begins::integer, (reserve.effects)[a.class],
-                           routes[a.class], methods[a.class], a.path, t, t,
-                           CASE WHEN c.begins THEN c.lease_until ELSE t END,
-                           max_executions[a.class], c.expires_at, retentions[a.class],
-                           tombstones[a.class], false, c.queued_until,
-                           CASE WHEN NOT c.begins THEN t END, c.queued_until, c.lease_until,
-                           c.expires_at
-                    FROM unnest(scopes, keys, fingerprints, reserve.attempts, paths, classes)
-                         AS a (scope, key, fingerprint, attempt, path, class)
-                    CROSS JOIN LATERAL (
-                        SELECT modes[a.class] = 'execute' AS begins,
-                               onceward.plus(t, leases[a.class]) AS lease_until,
-                               onceward.plus(t, retentions[a.class]) AS expires_at,
-                               CASE modes[a.class] WHEN 'accept' THEN
-                                   onceward.plus(t, queued_fors[a.class]) END AS queued_until
-                        OFFSET 0) c
-                    -- Without this, one row that a transaction is changing would hold up all.
-                    LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
-                                       WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
-                    WHERE modes[a.class] <> 'look' AND r.there IS NULL
-                    RETURNING r.record_id, r.attempt, r.state, r.check_at
-                ), listed AS (
-                    INSERT INTO onceward.leases (check_at, record_id)
-                    SELECT fresh.check_at, fresh.record_id FROM fresh
-                    WHERE fresh.state = 'in_progress'
-                )
-                SELECT array_agg(fresh.record_id), count(*) INTO taken, answered FROM fresh;
+                INSERT INTO onceward.records (
+                    scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts,
+                    effects, route, method, path, created_at, started_at, lease_until,
+                    max_execution, expires_at, retention, tombstone, void, queued_until, due_at,
+                    give_up_at, reap_at)
+                SELECT a.scope, a.key, reserve.recipe, a.fingerprint, 1,
+                       CASE WHEN queued_for IS NULL THEN 'in_progress' ELSE 'pending' END,
+                       a.attempt, greatest(t, 1), (queued_for IS NULL)::integer, reserve.effects,
+                       a.route, a.method, a.path, t, t, onceward.plus(t, lease),
+                       reserve.max_execution, onceward.plus(t, reserve.retention),
+                       reserve.retention, reserve.tombstone, false, onceward.plus(t, queued_for),
+                       CASE WHEN queued_for IS NOT NULL THEN t END,
+                       onceward.plus(t, queued_for), onceward.plus(t, reserve.retention)
+                FROM unnest(scopes, keys, fingerprints, reserve.attempts, routes, methods, paths)
+                     AS a (scope, key, fingerprint, attempt, route, method, path)
+                -- Without this, one row that a transaction is changing would hold up all.
+                LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
+                                   WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+                WHERE r.there IS NULL;
+                GET DIAGNOSTICS taken = ROW_COUNT;
+                IF taken > 0 AND queued_for IS NULL THEN
+                    INSERT INTO onceward.leases (check_at, created_at)
+                    VALUES (onceward.plus(t, lease), t);
+                END IF;
             EXCEPTION WHEN unique_violation THEN
                 -- Somebody has just made one of them. ON CONFLICT would say which, and would cost each
                 -- of the others a third of its work.
-                answered := 0;
+                taken := 0;
             END;
-            one.verdict := 'taken';
-            one.at := t;
-            IF answered = cardinality(scopes) THEN
+            IF taken = cardinality(scopes) THEN
+                one.verdict := 'taken';
+                one.at := t;
                 RETURN NEXT one;
-            ELSIF answered > 0 THEN
-                FOR one.scope, one.key, one.attempt IN
-                    SELECT r.scope, r.key, r.attempt FROM onceward.records r
-                    WHERE r.record_id = ANY (taken)
-                LOOP
-                    RETURN NEXT one;
-                END LOOP;
+                EXIT;
             END IF;
-        ELSE
-            RETURN QUERY
-            SELECT a.position::integer,
-                   CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN 'later'
-                        WHEN r.attempt <> a.attempt AND r.state <> 'expired'
-                         AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
-                         AND (r.fingerprint <> a.fingerprint OR r.recipe <> recipes[a.class]
-                              OR r.state IN ('completed', 'unknown', 'pending')
-                              OR (r.state = 'in_progress' AND r.lease_until > t))
-                        THEN 'occupied' ELSE 'look' END,
-                   t, r.record_id, r.scope::text, r.key::text, r.recipe, r.fingerprint::bytea,
-                   r.generation::integer, r.state::text, r.attempt, r.fence::bigint, r.attempts,
-                   r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
-                   r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
-                   r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point,
-                   r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
-                   p.schema_version,
-                   CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL
-                        ELSE p.body END,
-                   r.queued_until, r.probes, r.asked_at, r.absent_at
-            FROM unnest(scopes, keys, fingerprints, reserve.attempts, classes) WITH ORDINALITY
-                 AS a (scope, key, fingerprint, attempt, class, position)
-            CROSS JOIN LATERAL (SELECT * FROM onceward.records r
-                                WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
-            LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
-                               WHERE p.record_id = r.record_id AND r.state = 'completed'
-                               OFFSET 0) p ON true;
-            GET DIAGNOSTICS answered = ROW_COUNT;
         END IF;
-        EXIT WHEN answered = cardinality(scopes);
+        RETURN QUERY
+        SELECT a.position::integer,
+               CASE WHEN taken > 0 AND r.attempt = a.attempt AND r.fence = greatest(t, 1)
+                     AND r.created_at = t AND r.state IN ('in_progress', 'pending') THEN 'taken'
+                    WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN 'later'
+                    WHEN r.attempt <> a.attempt AND r.state <> 'expired'
+                     AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
+                     AND (r.fingerprint <> a.fingerprint OR r.recipe <> reserve.recipe
+                          OR r.state IN ('completed', 'unknown', 'pending')
+                          OR (r.state = 'in_progress' AND r.lease_until > t))
+                    THEN 'occupied' ELSE 'look' END,
+               t, r.record_id, r.scope::text, r.key::text, r.recipe, r.fingerprint::bytea,
+               r.generation::integer, r.state::text, r.attempt, r.fence::bigint, r.attempts,
+               r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
+               r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
+               r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point,
+               r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
+               p.schema_version,
+               CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL ELSE p.body END,
+               r.queued_until, r.probes, r.asked_at, r.absent_at
+        FROM unnest(scopes, keys, fingerprints, reserve.attempts) WITH ORDINALITY
+             AS a (scope, key, fingerprint, attempt, position)
+        CROSS JOIN LATERAL (SELECT * FROM onceward.records r
+                            WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
+        LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
+                           WHERE p.record_id = r.record_id AND r.state = 'completed'
+                           OFFSET 0) p ON true
+        -- What was found before is not told twice.
+        WHERE known_ones IS NULL OR r.attempt = a.attempt;
+        EXIT WHEN new_ones;
+        GET DIAGNOSTICS known_ones = ROW_COUNT;
+        EXIT WHEN known_ones = cardinality(scopes);
+        new_ones := true;
     END LOOP;
     IF requests IS NOT NULL THEN
         INSERT INTO onceward.requests (record_id, request)
@@ -169,8 +159,8 @@ $$;
 -- for what serves many.
 CREATE FUNCTION onceward.reserve_one(
     at bigint, scope text, key text, fingerprint bytea, attempt uuid, path text, recipe integer,
-    lease bigint, max_execution bigint, retention bigint, tombstone bigint, effects text, route text,
-    method text, patience text
+    lease bigint, max_execution bigint, retention bigint, tombstone bigint,
+    effects onceward.effects, route text, method text, patience text
 ) RETURNS SETOF onceward.found
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
@@ -191,12 +181,12 @@ BEGIN
     INSERT INTO onceward.records AS r (
         scope, key, recipe, fingerprint, generation, state, attempt, fence, attempts, effects, route,
         method, path, created_at, started_at, lease_until, max_execution, expires_at, retention,
-        tombstone, void, check_at, reap_at)
+        tombstone, void, reap_at)
     SELECT reserve_one.scope, reserve_one.key, reserve_one.recipe, reserve_one.fingerprint, 1,
            'in_progress', reserve_one.attempt, greatest(t, 1), 1, reserve_one.effects,
            reserve_one.route, reserve_one.method, reserve_one.path, t, t, lease_until,
            reserve_one.max_execution, expires_at, reserve_one.retention, reserve_one.tombstone,
-           false, lease_until, expires_at
+           false, expires_at
     -- A row that a transaction is changing would hold it up.
     WHERE NOT EXISTS (SELECT FROM onceward.records r
                       WHERE r.scope = reserve_one.scope AND r.key = reserve_one.key)
@@ -205,14 +195,13 @@ BEGIN
     IF fresh IS NULL THEN
         RETURN QUERY SELECT * FROM onceward.reserve(
             reserve_one.at, ARRAY[reserve_one.scope], ARRAY[reserve_one.key],
-            ARRAY[reserve_one.fingerprint], ARRAY[reserve_one.attempt], ARRAY[reserve_one.path],
-            ARRAY[1], ARRAY[reserve_one.recipe], ARRAY['execute'], ARRAY[reserve_one.lease],
-            ARRAY[reserve_one.max_execution], ARRAY[reserve_one.retention],
-            ARRAY[reserve_one.tombstone], ARRAY[reserve_one.effects], ARRAY[reserve_one.route],
-            ARRAY[reserve_one.method], ARRAY[0::bigint], NULL, patience, false);
+            ARRAY[reserve_one.fingerprint], ARRAY[reserve_one.attempt], ARRAY[reserve_one.route],
+            ARRAY[reserve_one.method], ARRAY[reserve_one.path], true, reserve_one.recipe,
+            reserve_one.lease, reserve_one.max_execution, reserve_one.retention,
+            reserve_one.tombstone, reserve_one.effects, NULL, NULL, patience, false);
         RETURN;
     END IF;
-    INSERT INTO onceward.leases (check_at, record_id) VALUES (lease_until, fresh);
+    INSERT INTO onceward.leases (check_at, created_at) VALUES (lease_until, t);
     one.verdict := 'taken';
     one.at := t;
     RETURN NEXT one;
@@ -249,14 +238,13 @@ BEGIN
 END
 $$;
 
--- What an attempt writes to a record that it holds: 'complete', 'release' or 'unknown'. Returns the
--- attempts whose write was applied; the others are looked at one by one. A batch has little patience
--- with whoever has a record locked, and may come again with `skip_locked` and leave out what is locked.
-CREATE FUNCTION onceward.write(
-    at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
-    reasons text[], statuses smallint[], headers bytea[], schema_versions text[],
-    bodies bytea[], skip_locked boolean
-) RETURNS SETOF uuid
+-- Stores the replies of attempts that hold their records. Returns the attempts whose reply was stored,
+-- one after the other; the others are looked at one by one. A batch has little patience with whoever
+-- has a record locked, and may come again with `skip_locked` and leave out what is locked.
+CREATE FUNCTION onceward.complete_all(
+    at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], statuses smallint[],
+    headers bytea[], schema_versions text[], bodies bytea[], skip_locked boolean
+) RETURNS bytea
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -264,35 +252,81 @@ SET lock_timeout = '100ms'
 AS $$
 #variable_conflict use_column
 DECLARE
-    t bigint := onceward.micros(write.at);
-    applied uuid[];
+    t bigint := onceward.micros(complete_all.at);
+    applied bytea;
     stepped bigint[];
 BEGIN
     IF skip_locked THEN
-        SELECT array_agg(r.key ORDER BY a.position) INTO keys
-        FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
-        LEFT JOIN LATERAL (SELECT r.key FROM onceward.records r
-                           WHERE r.scope = a.scope AND r.key = a.key
-                           FOR NO KEY UPDATE SKIP LOCKED) r ON true;
+        keys := onceward.unlocked(scopes, keys);
     END IF;
     WITH written AS (
         UPDATE onceward.records AS r SET
-            state = CASE a.kind WHEN 'complete' THEN 'completed' WHEN 'release' THEN 'failed_retryable'
-                                ELSE 'unknown' END,
-            finished_at = CASE a.kind WHEN 'unknown' THEN r.finished_at ELSE t END,
-            expires_at = CASE a.kind WHEN 'unknown' THEN r.expires_at
-                                     ELSE onceward.plus(t, r.retention) END,
+            state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
             -- Earlier than it is filed only if the clock was set back.
-            reap_at = CASE a.kind WHEN 'unknown' THEN r.reap_at
-                                  ELSE least(r.reap_at, onceward.plus(t, r.retention)) END,
+            reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
+            last_error = NULL, reconcile_after = NULL, reply_status = a.status
+        FROM (SELECT a.*, o.place
+              FROM unnest(scopes, keys, complete_all.attempts, fences, statuses,
+                          complete_all.headers, schema_versions, bodies)
+                   AS a (scope, key, attempt, fence, status, headers, schema_version, body)
+              CROSS JOIN LATERAL (SELECT o.ctid AS place FROM onceward.records o
+                                  WHERE o.scope = a.scope AND o.key = a.key OFFSET 0) o
+              WHERE coalesce(a.key, '') = a.key
+              OFFSET 0) a
+        WHERE r.ctid = a.place AND r.attempt = a.attempt AND r.fence = a.fence
+          AND r.state = 'in_progress'
+        RETURNING r.record_id, r.attempt, a.headers, a.schema_version, a.body,
+                  r.effects = 'phased' OR r.recovery_point IS NOT NULL
+                      OR r.queued_until IS NOT NULL AS has_steps
+    ), answered AS (
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        SELECT w.record_id, w.headers, w.schema_version, w.body FROM written w
+    )
+    SELECT string_agg(uuid_send(w.attempt), ''),
+           array_agg(w.record_id) FILTER (WHERE w.has_steps)
+    INTO applied, stepped FROM written w;
+    IF stepped IS NOT NULL THEN
+        DELETE FROM onceward.requests q WHERE q.record_id = ANY (stepped);
+        DELETE FROM onceward.steps s WHERE s.record_id = ANY (stepped);
+    END IF;
+    RETURN applied;
+END
+$$;
+
+-- The other ends of attempts that hold their records: 'release' or 'unknown'. Returns the same.
+CREATE FUNCTION onceward.give_up(
+    at bigint, scopes text[], keys text[], attempts uuid[], fences bigint[], kinds text[],
+    reasons text[], skip_locked boolean
+) RETURNS bytea
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET lock_timeout = '100ms'
+AS $$
+#variable_conflict use_column
+DECLARE
+    t bigint := onceward.micros(give_up.at);
+    applied bytea;
+    phased bigint[];
+BEGIN
+    IF skip_locked THEN
+        keys := onceward.unlocked(scopes, keys);
+    END IF;
+    WITH written AS (
+        UPDATE onceward.records AS r SET
+            state = CASE a.kind WHEN 'release' THEN 'failed_retryable' ELSE 'unknown' END,
+            finished_at = CASE a.kind WHEN 'release' THEN t ELSE r.finished_at END,
+            expires_at = CASE a.kind WHEN 'release' THEN onceward.plus(t, r.retention)
+                                     ELSE r.expires_at END,
+            -- Earlier than it is filed only if the clock was set back.
+            reap_at = CASE a.kind WHEN 'release' THEN least(r.reap_at, onceward.plus(t, r.retention))
+                                  ELSE r.reap_at END,
             last_error = a.reason,
             reconcile_after = CASE a.kind WHEN 'unknown' THEN t END,
-            reply_status = CASE a.kind WHEN 'complete' THEN a.status END
+            reply_status = NULL
         FROM (SELECT a.*, o.place
-              FROM unnest(scopes, keys, write.attempts, fences, kinds, reasons, statuses,
-                          write.headers, schema_versions, bodies)
-                   AS a (scope, key, attempt, fence, kind, reason, status, headers,
-                         schema_version, body)
+              FROM unnest(scopes, keys, give_up.attempts, fences, kinds, reasons)
+                   AS a (scope, key, attempt, fence, kind, reason)
               CROSS JOIN LATERAL (SELECT o.ctid AS place FROM onceward.records o
                                   WHERE o.scope = a.scope AND o.key = a.key OFFSET 0) o
               WHERE coalesce(a.key, '') = a.key
@@ -302,43 +336,27 @@ BEGIN
           -- What waits to be gone on with, or to be begun again, is looked at by itself.
           AND (a.kind <> 'release' OR (r.recovery_point IS NULL AND r.open_effect IS NULL
                                        AND r.queued_until IS NULL))
-        RETURNING r.record_id, r.attempt, r.check_at, r.recovery_point, r.effects,
-                  r.queued_until, a.kind, a.headers, a.schema_version, a.body
-    ), answered AS (
-        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
-        SELECT w.record_id, w.headers, w.schema_version, w.body FROM written w
-        WHERE w.kind = 'complete'
-    ), unlisted AS (
-        DELETE FROM onceward.leases l WHERE l.ctid = ANY (ARRAY(
-            SELECT l.place FROM written w
-            CROSS JOIN LATERAL (SELECT l.ctid AS place FROM onceward.leases l
-                                WHERE l.check_at = w.check_at AND l.record_id = w.record_id
-                                OFFSET 0) l))
+        RETURNING r.record_id, r.attempt, a.kind = 'release' AND r.effects = 'phased' AS is_phased
     )
-    SELECT array_agg(w.attempt),
-           array_agg(w.record_id) FILTER (WHERE w.kind IN ('complete', 'release')
-               AND (w.effects = 'phased' OR w.recovery_point IS NOT NULL
-                    OR w.queued_until IS NOT NULL))
-    INTO applied, stepped FROM written w;
-    IF stepped IS NOT NULL THEN
-        DELETE FROM onceward.requests q WHERE q.record_id = ANY (stepped);
-        DELETE FROM onceward.steps s WHERE s.record_id = ANY (stepped);
+    SELECT string_agg(uuid_send(w.attempt), ''),
+           array_agg(w.record_id) FILTER (WHERE w.is_phased)
+    INTO applied, phased FROM written w;
+    IF phased IS NOT NULL THEN
+        DELETE FROM onceward.requests q WHERE q.record_id = ANY (phased);
+        DELETE FROM onceward.steps s WHERE s.record_id = ANY (phased);
     END IF;
-    RETURN QUERY SELECT unnest(applied);
+    RETURN applied;
 END
 $$;
 
--- The attempts whose writes were applied, one after the other, in a row like those of `reserve`: both
--- can then be one statement.
-CREATE FUNCTION onceward.applied(attempts bytea) RETURNS onceward.found
-LANGUAGE plpgsql IMMUTABLE AS $$
-DECLARE
-    one onceward.found;
-BEGIN
-    one.verdict := 'applied';
-    one.reply_body := attempts;
-    RETURN one;
-END
+-- Locks what can be locked at once. Returns the keys, and null for those that others have locked.
+CREATE FUNCTION onceward.unlocked(scopes text[], keys text[]) RETURNS text[]
+LANGUAGE sql VOLATILE AS $$
+    SELECT array_agg(r.key::text ORDER BY a.position)
+    FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
+    LEFT JOIN LATERAL (SELECT r.key FROM onceward.records r
+                       WHERE r.scope = a.scope AND r.key = a.key
+                       FOR NO KEY UPDATE SKIP LOCKED) r ON true
 $$;
 
 -- The same for one reply that is alone: it does not pay for what serves many. Returns the attempt, or
@@ -356,7 +374,6 @@ AS $$
 DECLARE
     t bigint := onceward.micros(complete_one.at);
     held bigint;
-    listed_at bigint;
     has_steps boolean;
 BEGIN
     IF patience IS NOT NULL THEN
@@ -370,15 +387,14 @@ BEGIN
     WHERE r.scope = complete_one.scope AND r.key = complete_one.key
       AND r.attempt = complete_one.attempt AND r.fence = complete_one.fence
       AND r.state = 'in_progress'
-    RETURNING r.record_id, r.check_at,
+    RETURNING r.record_id,
               r.effects = 'phased' OR r.recovery_point IS NOT NULL OR r.queued_until IS NOT NULL
-    INTO held, listed_at, has_steps;
+    INTO held, has_steps;
     IF held IS NULL THEN
         RETURN NULL;
     END IF;
     INSERT INTO onceward.replies (record_id, headers, schema_version, body)
     VALUES (held, complete_one.headers, complete_one.schema_version, complete_one.body);
-    DELETE FROM onceward.leases l WHERE l.check_at = listed_at AND l.record_id = held;
     IF has_steps THEN
         DELETE FROM onceward.requests q WHERE q.record_id = held;
         DELETE FROM onceward.steps s WHERE s.record_id = held;
@@ -477,7 +493,7 @@ BEGIN
             route, method, path, created_at, started_at, lease_until, max_execution, finished_at,
             expires_at, retention, tombstone, last_error, reconcile_after, void, recovery_point,
             open_effect, open_effect_idempotent, reply_status, queued_until, probes, asked_at,
-            absent_at, due_at, give_up_at, check_at, reap_at)
+            absent_at, due_at, give_up_at, reap_at)
         VALUES (
             record_scope, record_key, new.recipe, new.fingerprint, new.generation, new.state,
             new.attempt, new.fence, new.attempts, new.effects, new.route, new.method, new.path,
@@ -485,7 +501,7 @@ BEGIN
             new.expires_at, new.retention, new.tombstone, new.last_error, new.reconcile_after,
             new.void, new.recovery_point, new.open_effect, new.open_effect_idempotent,
             new.reply_status, new.queued_until, new.probes, new.asked_at, new.absent_at,
-            new.due_at, new.give_up_at, new.lease_until, new.expires_at)
+            new.due_at, new.give_up_at, new.expires_at)
         ON CONFLICT (scope, key) DO NOTHING
         RETURNING record_id INTO new.record_id;
         IF new.record_id IS NULL THEN
@@ -506,13 +522,11 @@ BEGIN
             open_effect_idempotent = new.open_effect_idempotent, reply_status = new.reply_status,
             queued_until = new.queued_until, probes = new.probes, asked_at = new.asked_at,
             absent_at = new.absent_at, due_at = new.due_at, give_up_at = new.give_up_at,
-            check_at = new.lease_until,
             reap_at = CASE new.state WHEN 'expired' THEN onceward.plus(new.expires_at, new.tombstone)
                                      ELSE new.expires_at END
         WHERE record_id = old.record_id;
     END IF;
     IF old.record_id IS NOT NULL THEN
-        DELETE FROM onceward.leases WHERE check_at = old.check_at AND record_id = old.record_id;
         DELETE FROM onceward.replies WHERE record_id = old.record_id;
         -- A record at rest was done with whatever is left of its steps.
         IF new.state IS NULL OR new.state IN ('completed', 'failed_retryable', 'expired')
@@ -523,7 +537,7 @@ BEGIN
         END IF;
     END IF;
     IF new.state = 'in_progress' THEN
-        INSERT INTO onceward.leases (check_at, record_id) VALUES (new.lease_until, new.record_id);
+        INSERT INTO onceward.leases (check_at, created_at) VALUES (new.lease_until, new.created_at);
     ELSIF new.state = 'completed' THEN
         INSERT INTO onceward.replies (record_id, headers, schema_version, body)
         VALUES (new.record_id, change.reply_headers, change.record ->> 'reply_schema', change.reply_body);
@@ -613,7 +627,7 @@ $$;
 -- Moves records on whose lease ran out, by their declared effects. The condition is in the write,
 -- and a locked row is alive: it is skipped. A record with steps stays for whoever goes on with it,
 -- unless an effect that must not be called again is open. Queued work that cannot have acted waits to be
--- claimed again. Looks at so many at most; with a last row that is empty there may be others.
+-- claimed again. Moves so many at most; with a last row that is empty there may be others.
 CREATE FUNCTION onceward.sweep(at bigint, most integer)
 RETURNS TABLE (scope text, key text, state text, attempt uuid)
 LANGUAGE plpgsql VOLATILE
@@ -625,43 +639,39 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(sweep.at);
+    at_once CONSTANT integer := 1000;
+    dropped integer;
+    filed integer := 0;
     looked integer := 0;
-    looked_before integer;
     due record;
 BEGIN
-    LOOP
-        looked_before := looked;
+    -- Most have completed long ago.
+    DELETE FROM onceward.leases l WHERE l.ctid = ANY (ARRAY(
+        SELECT l.ctid FROM onceward.leases l
+        WHERE l.check_at <= t
+          AND NOT EXISTS (SELECT FROM onceward.records r
+                          WHERE r.created_at = l.created_at AND r.state = 'in_progress' OFFSET 0)
+        ORDER BY l.check_at LIMIT at_once FOR UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS dropped = ROW_COUNT;
+    IF dropped < at_once THEN
         FOR due IN
-            SELECT l.check_at, r.record_id, r.state, r.lease_until, r.fence, r.generation, r.attempt,
-                   r.scope, r.key,
+            SELECT r.record_id, r.fence, r.generation, r.attempt, r.scope, r.key,
                    r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless,
                    r.queued_until IS NOT NULL AS queued
             FROM onceward.leases l
             CROSS JOIN LATERAL (
                 SELECT * FROM onceward.records r
-                WHERE r.record_id = l.record_id
-                  AND (r.state <> 'in_progress' OR r.lease_until > t
-                       OR NOT r.open_effect_idempotent
+                WHERE r.created_at = l.created_at AND r.state = 'in_progress' AND r.lease_until <= t
+                  AND (NOT r.open_effect_idempotent
                        OR r.effects IN ('undeclared', 'external')
                        OR (r.effects <> 'phased' AND r.recovery_point IS NULL
                            AND r.open_effect IS NULL))
                 FOR UPDATE SKIP LOCKED) r
             WHERE l.check_at <= t
             ORDER BY l.check_at
-            LIMIT most - looked
+            LIMIT most
         LOOP
             looked := looked + 1;
-            DELETE FROM onceward.leases l
-            WHERE l.check_at = due.check_at AND l.record_id = due.record_id;
-            CONTINUE WHEN due.state <> 'in_progress';
-            IF due.lease_until > t THEN
-                -- It was renewed: it is looked at again when that lease ends.
-                UPDATE onceward.records r SET check_at = r.lease_until
-                WHERE r.record_id = due.record_id;
-                INSERT INTO onceward.leases (check_at, record_id)
-                VALUES (due.lease_until, due.record_id);
-                CONTINUE;
-            END IF;
             UPDATE onceward.records r SET
                 state = CASE WHEN NOT due.harmless THEN 'unknown'
                              WHEN due.queued THEN 'pending' ELSE 'failed_retryable' END,
@@ -682,7 +692,9 @@ BEGIN
                 last_error = 'in_progress_lock_expired'
             WHERE r.record_id = due.record_id AND r.state = 'in_progress' AND r.fence = due.fence
               AND r.lease_until <= t
-            RETURNING r.scope, r.key, r.state, r.attempt INTO STRICT scope, key, state, attempt;
+            RETURNING r.scope, r.key, r.state, r.attempt INTO scope, key, state, attempt;
+            -- It may stand in the list more than once.
+            CONTINUE WHEN NOT FOUND;
             INSERT INTO onceward.audit_records (
                 at, scope, key, generation, event, attempt, fence, reason)
             VALUES (t, due.scope, due.key, due.generation, 'lease_expired', due.attempt, due.fence,
@@ -690,9 +702,20 @@ BEGIN
             ON CONFLICT DO NOTHING;
             RETURN NEXT;
         END LOOP;
-        EXIT WHEN looked = looked_before OR looked >= most;
-    END LOOP;
-    IF looked >= most THEN
+        -- What was renewed is looked at again when that lease ends.
+        WITH renewed AS (
+            SELECT l.ctid AS place, l.created_at FROM onceward.leases l
+            WHERE l.check_at <= t
+              AND t < (SELECT min(r.lease_until) FROM onceward.records r
+                       WHERE r.created_at = l.created_at AND r.state = 'in_progress' OFFSET 0)
+            ORDER BY l.check_at LIMIT at_once FOR UPDATE SKIP LOCKED)
+        UPDATE onceward.leases l SET check_at = (
+            SELECT min(r.lease_until) FROM onceward.records r
+            WHERE r.created_at = n.created_at AND r.state = 'in_progress' OFFSET 0)
+        FROM renewed n WHERE l.ctid = n.place;
+        GET DIAGNOSTICS filed = ROW_COUNT;
+    END IF;
+    IF greatest(dropped, filed) >= at_once OR looked >= most THEN
         scope := NULL;
         key := NULL;
         state := NULL;
@@ -720,11 +743,12 @@ BEGIN
     RETURN QUERY
     SELECT d.record_id, row_number() OVER (ORDER BY d.line, d.lease_until)
     FROM ((SELECT r.record_id, r.lease_until, 1 AS line
-           FROM onceward.leases l
+           FROM (SELECT DISTINCT l.created_at FROM onceward.leases l
+                 WHERE l.check_at <= resumable.t) l
            CROSS JOIN LATERAL (SELECT * FROM onceward.records r
-                               WHERE r.record_id = l.record_id OFFSET 0) r
-           WHERE l.check_at <= resumable.t
-             AND r.state = 'in_progress' AND r.effects = 'phased' AND r.lease_until <= resumable.t
+                               WHERE r.created_at = l.created_at AND r.state = 'in_progress'
+                               OFFSET 0) r
+           WHERE r.effects = 'phased' AND r.lease_until <= resumable.t
              AND coalesce(r.open_effect_idempotent, true)
              AND (NOT accepted OR r.queued_until IS NOT NULL)
            ORDER BY r.lease_until LIMIT most + skipped)
@@ -789,10 +813,7 @@ BEGIN
             DELETE FROM onceward.records r
             WHERE r.record_id = ANY (due) AND r.state IN ('completed', 'failed_retryable', 'expired')
               AND r.expires_at <= t AND onceward.plus(r.expires_at, r.tombstone) <= t
-            RETURNING r.record_id, r.check_at
-        ), unlisted AS (
-            DELETE FROM onceward.leases l USING deleted d
-            WHERE l.check_at = d.check_at AND l.record_id = d.record_id)
+            RETURNING r.record_id)
         SELECT coalesce(array_agg(d.record_id), '{}') INTO gone FROM deleted d;
         WITH tombstoned AS (
             UPDATE onceward.records r SET

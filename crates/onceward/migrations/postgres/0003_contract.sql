@@ -138,7 +138,6 @@ BEGIN
     WHERE record_id = r.record_id;
     INSERT INTO onceward.replies (record_id, headers, body)
     VALUES (r.record_id, encoded, coalesce(complete.body, ''));
-    DELETE FROM onceward.leases WHERE check_at = r.check_at AND record_id = r.record_id;
     DELETE FROM onceward.steps WHERE record_id = r.record_id;
     DELETE FROM onceward.requests WHERE record_id = r.record_id;
     IF r.state = 'unknown' OR denied THEN
@@ -212,15 +211,14 @@ BEGIN
     ELSIF r.state <> 'in_progress' THEN
         RAISE EXCEPTION 'onceward: this attempt has lost its record' USING ERRCODE = 'OW001';
     END IF;
-    DELETE FROM onceward.leases WHERE check_at = r.check_at AND record_id = r.record_id;
     IF r.open_effect IS NOT NULL AND NOT r.open_effect_idempotent THEN
         UPDATE onceward.records
         SET state = 'unknown', reconcile_after = t, last_error = 'effect_without_result'
         WHERE record_id = r.record_id;
     ELSIF r.recovery_point IS NOT NULL OR r.open_effect IS NOT NULL THEN
-        UPDATE onceward.records SET lease_until = t, check_at = t, last_error = why
+        UPDATE onceward.records SET lease_until = t, last_error = why
         WHERE record_id = r.record_id;
-        INSERT INTO onceward.leases (check_at, record_id) VALUES (t, r.record_id);
+        INSERT INTO onceward.leases (check_at, created_at) VALUES (t, r.created_at);
     ELSIF r.queued_until IS NOT NULL THEN
         UPDATE onceward.records SET
             state = 'pending', last_error = why,

@@ -1,7 +1,5 @@
 -- What operators ask: lists in pages, and counts.
 
--- The latest first. `complete` does not change this column, so that it stays a HOT update.
-CREATE INDEX records_created ON onceward.records (created_at);
 CREATE INDEX audit_records_at ON onceward.audit_records (at);
 
 -- The state that `load` would tell.
@@ -66,7 +64,11 @@ BEGIN
     IF states = ARRAY['unknown'] THEN
         conditions := conditions || ' AND r.reconcile_after IS NOT NULL';
     ELSIF states = ARRAY['in_progress'] THEN
-        conditions := conditions || ' AND r.record_id IN (SELECT l.record_id FROM onceward.leases l)';
+        conditions := conditions || ' AND r.record_id IN (
+            SELECT o.record_id FROM onceward.leases l
+            CROSS JOIN LATERAL (SELECT o.record_id FROM onceward.records o
+                                WHERE o.created_at = l.created_at AND o.state = ''in_progress''
+                                OFFSET 0) o)';
     ELSIF states = ARRAY['pending'] AND NOT overdue THEN
         conditions := conditions || ' AND r.due_at IS NOT NULL';
     END IF;
@@ -161,10 +163,12 @@ BEGIN
               ORDER BY r.due_at LIMIT most + 1) r;
     RETURN QUERY
         SELECT 'in_progress', least(count(*), most), count(*) > most, min(r.started_at)
-        FROM (SELECT l.record_id FROM onceward.leases l ORDER BY l.check_at LIMIT most + 1) l
-        CROSS JOIN LATERAL (SELECT r.started_at, r.state FROM onceward.records r
-                            WHERE r.record_id = l.record_id OFFSET 0) r
-        WHERE r.state = 'in_progress';
+        FROM (SELECT r.started_at
+              FROM (SELECT DISTINCT l.created_at FROM onceward.leases l) l
+              CROSS JOIN LATERAL (SELECT r.started_at FROM onceward.records r
+                                  WHERE r.created_at = l.created_at AND r.state = 'in_progress'
+                                  OFFSET 0) r
+              LIMIT most + 1) r;
     RETURN QUERY
         SELECT 'unknown', least(count(*), most), count(*) > most, min(r.started_at)
         FROM (SELECT r.started_at FROM onceward.records r WHERE r.reconcile_after IS NOT NULL

@@ -135,7 +135,7 @@ async fn a_second_row_for_a_scope_and_key_is_refused() {
     home.occupy(&ask("order-1")).await;
     let columns = "recipe, fingerprint, generation, state, attempt, fence, attempts, effects, route, \
                    method, path, created_at, started_at, lease_until, max_execution, expires_at, \
-                   retention, tombstone, void, check_at, reap_at";
+                   retention, tombstone, void, reap_at";
     let again = |key: &str| {
         format!(
             "INSERT INTO records (scope, key, {columns}) SELECT scope, {key}, {columns} FROM records"
@@ -161,15 +161,15 @@ fn fill(rows: u32) -> String {
         "INSERT INTO records (scope, key, recipe, fingerprint, generation, state, attempt, fence, \
              attempts, effects, route, method, path, created_at, started_at, lease_until, \
              max_execution, expires_at, retention, tombstone, void, reply_status, reconcile_after, \
-             check_at, reap_at) \
+             reap_at) \
          SELECT 'tenant', 'filled-' || n, 1, decode(repeat('01', 32), 'hex'), 1, \
                 CASE n % 1000 WHEN 1 THEN 'in_progress' WHEN 3 THEN 'unknown' ELSE 'completed' END, \
-                md5(n::text)::uuid, 7, 1, 'external', 'r', 'POST', '/', 1, 1, 5, 5, 9000, 5, 5, \
+                md5(n::text)::uuid, 7, 1, 'external', 'r', 'POST', '/', n, n, 5, 5, 9000, 5, 5, \
                 false, CASE WHEN n % 1000 IN (1, 3) THEN NULL ELSE 200 END, \
-                CASE n % 1000 WHEN 3 THEN 1 END, 5, CASE n % 1000 WHEN 2 THEN 5 ELSE 9000 END \
+                CASE n % 1000 WHEN 3 THEN 1 END, CASE n % 1000 WHEN 2 THEN 5 ELSE 9000 END \
          FROM generate_series(1, {rows}) AS n; \
-         INSERT INTO leases SELECT CASE WHEN state = 'in_progress' THEN 5 ELSE 900000 END, record_id \
-         FROM records; \
+         INSERT INTO leases (check_at, created_at) \
+         SELECT CASE WHEN state = 'in_progress' THEN 5 ELSE 900000 END, created_at FROM records; \
          INSERT INTO replies SELECT record_id, '\\x01', NULL, 'body' FROM records \
          WHERE state = 'completed'"
     )

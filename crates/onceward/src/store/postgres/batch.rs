@@ -6,9 +6,8 @@ use tracing::warn;
 use super::{
     error::{Remedy, STORE, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller as _, Link, Lost, call},
-    reserve::{Reserve, asks, bind_reserves, take_seconds},
-    row::FoundRow,
-    write::{GuardedWrite, Writes, attempts_in_one, bind_guarded},
+    reserve::{Reserve, bind_reserves, classes, take_seconds},
+    write::{GuardedWrite, Locked, Writes, attempts_in_one, bind_completes, guards},
 };
 use crate::store::{StoreError, StoreErrorKind, lane::Element};
 
@@ -47,7 +46,7 @@ impl Element for Work {
             }
         }
         let writes = Writes::of(writes);
-        if reserves.is_empty() || writes.endings.is_empty() {
+        if reserves.is_empty() || writes.completes.is_empty() {
             writes.send_all(link).await;
             Reserve::send_all(reserves, false, link).await;
         } else {
@@ -56,42 +55,38 @@ impl Element for Work {
     }
 }
 
-/// One call and one commit for both. What is in the way of one kind must not hold up the other: then
-/// each goes by itself.
-async fn send_together(mut reserves: Vec<Reserve>, writes: Writes, link: &mut Link) {
+/// One call and one commit for the replies and for one class of reserves. What is in the way of one kind
+/// must not hold up the other: then each goes by itself.
+async fn send_together(reserves: Vec<Reserve>, writes: Writes, link: &mut Link) {
+    let mut classes = classes(reserves).into_iter();
+    let mut reserves = classes.next().unwrap_or_default();
     let seconds = take_seconds(&mut reserves);
+    let Writes { completes, .. } = writes;
     let mut lost = false;
     let sent = send(link, &mut lost, |link| {
-        let both = bind_reserves(call(&link.statements().both), link, &asks(&reserves), None);
-        bind_guarded(both, link, &writes.endings)
+        let both = call(&link.statements().both);
+        let both = bind_completes(both, link, &guards(&completes), Locked::InTheWay);
+        bind_reserves(both, link, &reserves)
     })
     .await;
     match sent {
         Sent::Answered(rows) => {
-            let (applied, found): (Vec<PgRow>, Vec<PgRow>) =
-                rows.into_iter().partition(|row| FoundRow(row).verdict() == "applied");
-            GuardedWrite::answer_all(writes.endings, &attempts_in_one(&applied), lost, link).await;
-            let rest = Reserve::answer_all(reserves, &found, lost, link).await;
-            Reserve::send_all(rest, lost, link).await;
-            Reserve::send_all(seconds, false, link).await;
+            GuardedWrite::answer_all(completes, &attempts_in_one(&rows), lost, link).await;
+            reserves = Reserve::answer_all(reserves, &rows, lost, link).await;
         }
-        Sent::Locked => {
-            GuardedWrite::send_unlocked(writes.endings, lost, link).await;
-            Reserve::send_all(reserves, lost, link).await;
-            Reserve::send_all(seconds, false, link).await;
-        }
-        Sent::Refused => {
-            GuardedWrite::send_all(writes.endings, lost, link).await;
-            Reserve::send_all(reserves, lost, link).await;
-            Reserve::send_all(seconds, false, link).await;
-        }
+        Sent::Locked => GuardedWrite::send_unlocked(completes, lost, link).await,
+        Sent::Refused => GuardedWrite::send_all(completes, lost, link).await,
         Sent::Failed(error) => {
-            GuardedWrite::fail_all(writes.endings, &error);
-            Reserve::fail_all(reserves, &error);
-            Reserve::fail_all(seconds, &error);
+            GuardedWrite::fail_all(completes, &error);
+            Reserve::fail_all(std::mem::take(&mut reserves), &error);
         }
     }
-    Writes { endings: Vec::new(), ..writes }.send_all(link).await;
+    Reserve::send_all(reserves, lost, link).await;
+    Reserve::send_all(seconds, false, link).await;
+    for class in classes {
+        Reserve::send_class(class, false, link).await;
+    }
+    Writes { completes: Vec::new(), ..writes }.send_all(link).await;
 }
 
 /// What came of sending a batch.

@@ -95,7 +95,8 @@ pub(super) struct Statements {
     pub(super) reserve_one: Arc<str>,
     pub(super) reserve_within: Arc<str>,
     pub(super) renew: Arc<str>,
-    pub(super) write: Arc<str>,
+    pub(super) complete_all: Arc<str>,
+    pub(super) give_up: Arc<str>,
     pub(super) complete_one: Arc<str>,
     pub(super) both: Arc<str>,
     pub(super) load: Arc<str>,
@@ -141,11 +142,9 @@ pub(super) struct Statements {
 impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
-        let reserve = format!("onceward.reserve({})", parameters(1, 20));
         let reserve_one = format!("onceward.reserve_one({})", parameters(1, 15));
-        let write = format!("onceward.write({}) AS w (attempt)", parameters(1, 12));
         Statements {
-            reserve: named(&format!("SELECT * FROM {reserve}")),
+            reserve: named(&format!("SELECT * FROM onceward.reserve({})", parameters(1, 19))),
             reserve_one: named(&format!("SELECT * FROM {reserve_one}")),
             reserve_within: named(&format!(
                 "SELECT *, (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
@@ -154,16 +153,21 @@ impl Statements {
             renew: named(
                 "SELECT r.attempt FROM onceward.renew($1, $2, $3, $4, $5, $6) AS r (attempt)",
             ),
-            write: named(&format!("SELECT w.attempt FROM {write}")),
+            complete_all: named(&format!(
+                "SELECT onceward.complete_all({}) AS applied",
+                parameters(1, 10)
+            )),
+            give_up: named(&format!("SELECT onceward.give_up({}) AS applied", parameters(1, 8))),
             complete_one: named(&format!(
                 "SELECT onceward.complete_one({}) AS attempt",
                 parameters(1, 10)
             )),
             both: named(&format!(
-                "SELECT * FROM {reserve} UNION ALL SELECT f.* FROM ( \
-                 SELECT string_agg(uuid_send(w.attempt), '') AS attempts \
-                 FROM onceward.write({}) AS w (attempt)) w, onceward.applied(w.attempts) AS f",
-                parameters(21, 32)
+                "SELECT r.*, w.applied \
+                 FROM (SELECT onceward.complete_all({}) AS applied OFFSET 0) w \
+                 LEFT JOIN onceward.reserve({}) r ON true",
+                parameters(1, 10),
+                parameters(11, 29)
             )),
             load: named("SELECT * FROM onceward.load($1, $2, $3)"),
             change: named(

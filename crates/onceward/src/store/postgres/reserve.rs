@@ -30,9 +30,16 @@ impl Reserve {
         512 + self.ask.request.as_ref().map_or(0, |request| request.body.len())
     }
 
-    /// Sends them until each is answered, or is for somebody who looks closer. `lost` says that they
-    /// were sent before, and no answer came.
-    pub(super) async fn send_all(mut batch: Vec<Self>, mut lost: bool, link: &mut Link) {
+    /// Sends them, each class by itself.
+    pub(super) async fn send_all(batch: Vec<Self>, lost: bool, link: &mut Link) {
+        for class in classes(batch) {
+            Self::send_class(class, lost, link).await;
+        }
+    }
+
+    /// Sends those of one class until each is answered, or is for somebody who looks closer. `lost` says
+    /// that they were sent before, and no answer came.
+    pub(super) async fn send_class(mut batch: Vec<Self>, mut lost: bool, link: &mut Link) {
         let mut seconds = take_seconds(&mut batch);
         for _ in 0..ROUNDS_MAX {
             if batch.is_empty() {
@@ -46,7 +53,7 @@ impl Reserve {
                 [one] if link.mostly_new && is_plain(&one.ask) => {
                     bind_reserve(call(&link.statements().reserve_one), link, &one.ask, None)
                 }
-                _ => bind_reserves(call(&link.statements().reserve), link, &asks(&batch), None),
+                _ => bind_reserves(call(&link.statements().reserve), link, &batch),
             })
             .await;
             batch = match sent {
@@ -82,10 +89,6 @@ pub(super) fn take_seconds(batch: &mut Vec<Reserve>) -> Vec<Reserve> {
         is_second
     };
     batch.extract_if(.., is_second).collect()
-}
-
-pub(super) fn asks(batch: &[Reserve]) -> Vec<&Ask> {
-    batch.iter().map(|element| &element.ask).collect()
 }
 
 /// What a row says about one element.
@@ -225,61 +228,57 @@ pub(super) fn bind_reserve(
         .bind(patience)
 }
 
-/// `patience` is for one that is alone: how long it waits for transactions that are on their way.
+/// All of one class.
 pub(super) fn bind_reserves(
     call: Call<'static>,
     link: &impl Caller,
-    batch: &[&Ask],
-    patience: Option<&str>,
+    batch: &[Reserve],
 ) -> Call<'static> {
-    fn column<'a, T>(batch: &[&'a Ask], value: impl Fn(&'a Ask) -> T) -> Vec<T> {
-        batch.iter().map(|ask| value(ask)).collect()
+    fn column<'a, T>(batch: &'a [Reserve], value: impl Fn(&'a Ask) -> T) -> Vec<T> {
+        batch.iter().map(|element| value(&element.ask)).collect()
     }
-    let any_request = batch.iter().any(|ask| ask.request.is_some());
+    let any_request = batch.iter().any(|element| element.ask.request.is_some());
     let requests =
         any_request.then(|| column(batch, |ask| ask.request.as_deref().map(encode_request)));
-    let (numbers, classes) = classes(batch);
+    let class = batch.first().map(|element| &element.ask);
+    let accepts = class.is_some_and(|ask| ask.mode == Mode::Accept);
     call.bind(link.now())
         .bind(column(batch, |ask| ask.id.scope.as_str()))
         .bind(column(batch, |ask| ask.id.key.as_str()))
         .bind(column(batch, |ask| &ask.fingerprint.digest()[..]))
         .bind(column(batch, |ask| uuid(ask.attempt)))
+        .bind(column(batch, |ask| &*ask.route))
+        .bind(column(batch, |ask| &*ask.method))
         .bind(column(batch, |ask| &*ask.path))
-        .bind(numbers)
-        .bind(column(&classes, |ask| i32::from(ask.fingerprint.recipe())))
-        .bind(column(&classes, |ask| match ask.mode {
-            Mode::Execute => "execute",
-            Mode::Accept => "accept",
-            Mode::LookupOnly => "look",
-        }))
-        .bind(column(&classes, |ask| micros(ask.lease)))
-        .bind(column(&classes, |ask| micros(ask.max_execution)))
-        .bind(column(&classes, |ask| micros(ask.retention)))
-        .bind(column(&classes, |ask| micros(ask.tombstone)))
-        .bind(column(&classes, |ask| ask.effects.name()))
-        .bind(column(&classes, |ask| &*ask.route))
-        .bind(column(&classes, |ask| &*ask.method))
-        .bind(column(&classes, |ask| micros(ask.queued_for)))
+        .bind(class.map(|ask| ask.mode != Mode::LookupOnly))
+        .bind(class.map(|ask| i32::from(ask.fingerprint.recipe())))
+        // What waits to be begun may be begun at once.
+        .bind(class.map(|ask| if accepts { 0 } else { micros(ask.lease) }))
+        .bind(class.map(|ask| micros(ask.max_execution)))
+        .bind(class.map(|ask| micros(ask.retention)))
+        .bind(class.map(|ask| micros(ask.tombstone)))
+        .bind(class.map(|ask| ask.effects.name()))
+        .bind(class.filter(|_| accepts).map(|ask| micros(ask.queued_for)))
         .bind(requests)
-        .bind(patience.map(str::to_owned))
+        .bind(None::<&str>)
         .bind(link.mostly_new())
 }
 
-/// The number of each one's class, from 1, and one of each class.
-fn classes<'a>(batch: &[&'a Ask]) -> (Vec<i32>, Vec<&'a Ask>) {
-    let mut classes: Vec<&Ask> = Vec::new();
-    let numbers = batch.iter().map(|ask| {
-        let same = classes.iter().position(|class| is_like(class, ask));
-        let index = same.unwrap_or_else(|| {
-            classes.push(ask);
-            classes.len() - 1
-        });
-        i32::try_from(index + 1).unwrap_or(i32::MAX)
-    });
-    (numbers.collect(), classes)
+/// Those that go the same way together: what is the same for all is given once.
+pub(super) fn classes(batch: Vec<Reserve>) -> Vec<Vec<Reserve>> {
+    let mut classes: Vec<Vec<Reserve>> = Vec::new();
+    for element in batch {
+        let is_mine = |class: &&mut Vec<Reserve>| {
+            class.first().is_some_and(|first| is_like(&first.ask, &element.ask))
+        };
+        match classes.iter_mut().find(is_mine) {
+            Some(class) => class.push(element),
+            None => classes.push(vec![element]),
+        }
+    }
+    classes
 }
 
-/// Whether two requests are of one class: all is the same that is given once.
 fn is_like(one: &Ask, other: &Ask) -> bool {
     one.fingerprint.recipe() == other.fingerprint.recipe()
         && one.mode == other.mode
@@ -289,6 +288,4 @@ fn is_like(one: &Ask, other: &Ask) -> bool {
         && one.tombstone == other.tombstone
         && one.effects == other.effects
         && one.queued_for == other.queued_for
-        && one.route == other.route
-        && one.method == other.method
 }

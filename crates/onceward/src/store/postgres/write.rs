@@ -26,8 +26,10 @@ pub(super) struct GuardedWrite {
 /// A batch of writes by how they are sent.
 #[derive(Default)]
 pub(super) struct Writes {
-    /// What ends attempts: at most one for each record.
-    pub(super) endings: Vec<GuardedWrite>,
+    /// At most one for each record.
+    pub(super) completes: Vec<GuardedWrite>,
+    /// What ends attempts otherwise.
+    pub(super) others: Vec<GuardedWrite>,
     pub(super) renewals: Vec<GuardedWrite>,
     /// Two writes to one record cannot be in one statement: these are looked at after the others.
     pub(super) seconds: Vec<GuardedWrite>,
@@ -49,18 +51,20 @@ impl Writes {
             last = Some(element.lease.id.clone());
             match element.write {
                 Write::Renew(_) => writes.renewals.push(element),
-                _ => writes.endings.push(element),
+                Write::Complete(_) => writes.completes.push(element),
+                Write::Release(_) | Write::MarkUnknown(_) => writes.others.push(element),
             }
         }
         writes
     }
 
     pub(super) async fn send_all(self, link: &mut Link) {
-        GuardedWrite::send_all(self.endings, false, link).await;
+        GuardedWrite::send_all(self.completes, false, link).await;
+        GuardedWrite::send_all(self.others, false, link).await;
         if !self.renewals.is_empty() {
             let mut lost = false;
             let sent = send(link, &mut lost, |link| bind_renewals(link, &self.renewals)).await;
-            GuardedWrite::answer(self.renewals, sent, lost, link).await;
+            GuardedWrite::answer(self.renewals, sent, attempts, lost, link).await;
         }
         for element in self.seconds {
             element.look_closer(false, link).await;
@@ -75,10 +79,11 @@ pub(super) fn attempts(rows: &[PgRow]) -> HashSet<AttemptId> {
     rows.iter().filter_map(attempt).map(AttemptId::from_bytes).collect()
 }
 
-/// The same where they stand in one row, one after the other.
+/// The same where they stand in the first row, one after the other.
 pub(super) fn attempts_in_one(rows: &[PgRow]) -> HashSet<AttemptId> {
     use sqlx::Row as _;
-    let all = |row| PgRow::try_get::<&[u8], _>(row, "reply_body").unwrap_or_default();
+    let rows = rows.first().map(std::slice::from_ref).unwrap_or_default();
+    let all = |row| PgRow::try_get::<&[u8], _>(row, "applied").unwrap_or_default();
     let (chunks, _): (Vec<&[[u8; 16]]>, Vec<_>) =
         rows.iter().map(all).map(<[u8]>::as_chunks).unzip();
     chunks.into_iter().flatten().copied().map(AttemptId::from_bytes).collect()
@@ -93,36 +98,43 @@ impl GuardedWrite {
         512 + reply
     }
 
-    /// Sends endings. `lost` says that they were sent before, and no answer came.
+    /// Sends completes, or what ends attempts otherwise. `lost` says that they were sent before, and no
+    /// answer came.
     pub(super) async fn send_all(batch: Vec<Self>, mut lost: bool, link: &mut Link) {
         if batch.is_empty() {
             return;
         }
-        let sent = send(link, &mut lost, |link| match &batch[..] {
-            [GuardedWrite { lease, write: Write::Complete(reply), .. }] => {
-                bind_complete(link, lease, reply, None)
+        if let [GuardedWrite { lease, write: Write::Complete(reply), .. }] = &batch[..] {
+            let sent = send(link, &mut lost, |link| bind_complete(link, lease, reply, None)).await;
+            match sent {
+                Sent::Locked => Self::send_unlocked(batch, lost, link).await,
+                sent => Self::answer(batch, sent, attempts, lost, link).await,
             }
-            _ => bind_guarded(call(&link.statements().write), link, &batch),
-        });
-        match sent.await {
+            return;
+        }
+        let bind = |link: &Link| bind_endings(link, &guards(&batch), Locked::InTheWay);
+        match send(link, &mut lost, bind).await {
             Sent::Locked => Self::send_unlocked(batch, lost, link).await,
-            sent => Self::answer(batch, sent, lost, link).await,
+            sent => Self::answer(batch, sent, attempts_in_one, lost, link).await,
         }
     }
 
     /// The same without those that are locked: one of them must not stall strangers.
     pub(super) async fn send_unlocked(batch: Vec<Self>, mut lost: bool, link: &mut Link) {
-        let sent = send(link, &mut lost, |link| {
-            let write = call(&link.statements().write);
-            bind_writes(write, link, &guards(&batch), Locked::Skipped)
-        });
-        let sent = sent.await;
-        Self::answer(batch, sent, lost, link).await;
+        let bind = |link: &Link| bind_endings(link, &guards(&batch), Locked::Skipped);
+        let sent = send(link, &mut lost, bind).await;
+        Self::answer(batch, sent, attempts_in_one, lost, link).await;
     }
 
-    async fn answer(batch: Vec<Self>, sent: Sent, lost: bool, link: &Link) {
+    async fn answer(
+        batch: Vec<Self>,
+        sent: Sent,
+        applied: impl Fn(&[PgRow]) -> HashSet<AttemptId>,
+        lost: bool,
+        link: &Link,
+    ) {
         match sent {
-            Sent::Answered(rows) => Self::answer_all(batch, &attempts(&rows), lost, link).await,
+            Sent::Answered(rows) => Self::answer_all(batch, &applied(&rows), lost, link).await,
             Sent::Locked | Sent::Refused => {
                 Self::answer_all(batch, &HashSet::new(), lost, link).await
             }
@@ -168,7 +180,7 @@ impl GuardedWrite {
 /// A write with what guards it.
 type Guarded<'a> = (&'a Lease, &'a Write);
 
-fn guards(batch: &[GuardedWrite]) -> Vec<Guarded<'_>> {
+pub(super) fn guards(batch: &[GuardedWrite]) -> Vec<Guarded<'_>> {
     batch.iter().map(|element| (&element.lease, &element.write)).collect()
 }
 
@@ -192,14 +204,6 @@ fn bind_renewals(link: &impl Caller, batch: &[GuardedWrite]) -> Call<'static> {
             _ => 0,
         }
     }))
-}
-
-pub(super) fn bind_guarded(
-    call: Call<'static>,
-    link: &impl Caller,
-    batch: &[GuardedWrite],
-) -> Call<'static> {
-    bind_writes(call, link, &guards(batch), Locked::InTheWay)
 }
 
 /// What becomes of a record that is locked.
@@ -231,7 +235,17 @@ pub(super) fn bind_complete(
         .bind(patience)
 }
 
-pub(super) fn bind_writes(
+/// All of them completes, or none.
+fn bind_endings(link: &impl Caller, batch: &[Guarded<'_>], locked: Locked) -> Call<'static> {
+    match batch {
+        [(_, Write::Complete(_)), ..] => {
+            bind_completes(call(&link.statements().complete_all), link, batch, locked)
+        }
+        _ => bind_others(link, batch, locked),
+    }
+}
+
+pub(super) fn bind_completes(
     call: Call<'static>,
     link: &impl Caller,
     batch: &[Guarded<'_>],
@@ -246,18 +260,22 @@ pub(super) fn bind_writes(
     let schemas: Vec<_> = replies.iter().map(|r| r.as_ref().and_then(|reply| reply.2)).collect();
     let bodies: Vec<_> = replies.iter().map(|r| r.as_ref().and_then(|reply| reply.3)).collect();
     bind_guards(call, link, batch)
+        .bind(statuses)
+        .bind(headers)
+        .bind(schemas)
+        .bind(bodies)
+        .bind(matches!(locked, Locked::Skipped))
+}
+
+fn bind_others(link: &impl Caller, batch: &[Guarded<'_>], locked: Locked) -> Call<'static> {
+    bind_guards(call(&link.statements().give_up), link, batch)
         .bind(column(batch, |(_, write)| match write {
-            Write::Complete(_) => "complete",
             Write::Release(_) => "release",
-            Write::MarkUnknown(_) | Write::Renew(_) => "unknown",
+            _ => "unknown",
         }))
         .bind(column(batch, |(_, write)| match write {
             Write::Release(why) | Write::MarkUnknown(why) => Some(&**why),
             Write::Complete(_) | Write::Renew(_) => None,
         }))
-        .bind(statuses)
-        .bind(headers)
-        .bind(schemas)
-        .bind(bodies)
         .bind(matches!(locked, Locked::Skipped))
 }
