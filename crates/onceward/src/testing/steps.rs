@@ -218,7 +218,8 @@ async fn run<S: Stage>(
     let policy = engine.policy_for(&parts).cloned().expect("the policy is for this method");
     let admitted = engine.admit(&parts, &policy).expect("anybody may").expect("it has a key");
     let handler = Played { stage, request };
-    engine.run(admitted, Arc::new(parts), body, handler, answer).await;
+    let asked = engine.ask(admitted, &parts, &body);
+    engine.run(asked, handler, answer).await;
 }
 
 struct Played<S> {

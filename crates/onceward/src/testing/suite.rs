@@ -108,6 +108,7 @@ macro_rules! __store_suite_cases {
                 a_superseded_lease_cannot_mark_unknown
                 a_superseded_result_is_kept_as_evidence_once
                 a_write_needs_its_attempt_and_its_fence
+                writes_that_come_together_need_their_attempts_and_fences
                 a_write_to_nothing_makes_nothing
                 an_old_lease_cannot_write_to_a_record_that_was_purged_and_made_again
                 an_old_lease_cannot_write_to_the_next_generation

@@ -157,7 +157,8 @@ fn send(
     let policy = Arc::clone(engine.policy_for(&parts).expect("a policy"));
     let admitted = engine.admit(&parts, &policy).expect("anybody may").expect("it has a key");
     let (sender, answer) = oneshot::channel();
-    let run = Arc::clone(engine).run(admitted, Arc::new(parts), body, world.clone(), sender);
+    let asked = engine.ask(admitted, &parts, &body);
+    let run = Arc::clone(engine).run(asked, world.clone(), sender);
     (tokio::spawn(run), answer)
 }
 

@@ -112,6 +112,38 @@ async fn work_that_cannot_be_read_keeps_nobody_behind_it_in_postgres() {
 }
 
 #[tokio::test]
+async fn the_list_of_leases_is_cleared_by_the_sweeper_and_loses_nothing_that_is_in_progress() {
+    let clock = clock();
+    let home = postgres(&clock).await;
+    let mut look = home.connection().await;
+    let [done, renewed, locked, vanished] = ["done", "renewed", "locked", "vanished"].map(ask);
+    let lease = home.grant(&done).await;
+    home.write(&lease, Write::Complete(reply("done"))).await;
+    let lease = home.grant(&renewed).await;
+    home.write(&lease, Write::Renew(LEASE * 3)).await;
+    home.occupy(&locked).await;
+    home.occupy(&vanished).await;
+    let listed = "SELECT check_at::text FROM leases ORDER BY check_at";
+    assert_eq!(lines(&mut look, listed).await.len(), 4);
+    // All of them began at one moment: what is found by it must be told apart.
+    clock.advance(LEASE);
+    let mut other = home.connection().await;
+    run(&mut other, "BEGIN; SELECT 1 FROM records WHERE key = 'locked' FOR UPDATE").await;
+    let swept = home.store.sweep(10).await.expect("sweep answers");
+    assert_eq!(swept.iter().map(|swept| &swept.id).collect::<Vec<_>>(), [&vanished.id]);
+    assert_eq!(home.store.sweep(10).await.expect("sweep answers"), []);
+    run(&mut other, "ROLLBACK").await;
+    let swept = home.store.sweep(10).await.expect("sweep answers");
+    assert_eq!(swept.iter().map(|swept| &swept.id).collect::<Vec<_>>(), [&locked.id]);
+    assert_eq!(home.store.sweep(10).await.expect("sweep answers"), []);
+    clock.advance(LEASE * 2);
+    let swept = home.store.sweep(10).await.expect("sweep answers");
+    assert_eq!(swept.iter().map(|swept| &swept.id).collect::<Vec<_>>(), [&renewed.id]);
+    assert_eq!(home.store.sweep(10).await.expect("sweep answers"), []);
+    assert_eq!(lines(&mut look, listed).await, Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn one_statement_of_a_worker_looks_at_no_more_rows_than_it_may() {
     let clock = clock();
     let home = postgres(&clock).await;
@@ -120,23 +152,24 @@ async fn one_statement_of_a_worker_looks_at_no_more_rows_than_it_may() {
         let lease = home.grant(&ask(&format!("key-{number}"))).await;
         home.write(&lease, Write::Renew(LEASE * 2)).await;
     }
-    home.occupy(&ask("vanished")).await;
+    for number in 0..5 {
+        home.occupy(&ask(&format!("vanished-{number}"))).await;
+    }
     clock.advance(LEASE);
     let now = clock.now().as_micros();
     let schema = &home.schema;
     let listed = format!("SELECT count(*)::text FROM leases WHERE check_at <= {now}");
-    assert_eq!(lines(&mut look, &listed).await, ["11"]);
+    assert_eq!(lines(&mut look, &listed).await, ["15"]);
     run(&mut look, &format!("SELECT * FROM {schema}.sweep({now}, 4)")).await;
-    assert_eq!(lines(&mut look, &listed).await, ["7"]);
     let swept = home.store.sweep(4).await.expect("sweep answers");
     assert_eq!((swept.len(), swept[0].state), (1, State::Unknown));
-    assert_eq!(lines(&mut look, &listed).await, ["0"]);
     assert_eq!(home.store.sweep(4).await.expect("sweep answers"), []);
+    assert_eq!(lines(&mut look, &listed).await, ["0"], "what was renewed is filed again");
     // The same of the reaper: what is not at rest is filed again.
     run(&mut look, "UPDATE records SET reap_at = 0").await;
     let filed = format!("SELECT count(*)::text FROM records WHERE reap_at <= {now}");
     run(&mut look, &format!("SELECT * FROM {schema}.reap({now}, 4)")).await;
-    assert_eq!(lines(&mut look, &filed).await, ["7"]);
+    assert_eq!(lines(&mut look, &filed).await, ["11"]);
     assert_eq!(home.store.reap(4).await.expect("reap answers"), Reaped::default());
     assert_eq!(lines(&mut look, &filed).await, ["0"]);
 }
@@ -147,7 +180,7 @@ async fn overdue_work_is_found_by_its_index_on_a_table_that_was_never_analysed()
     let mut look = home.connection().await;
     let pend = "UPDATE records SET state = 'pending', queued_until = record_id, lease_until = 0, \
                 due_at = 0, give_up_at = record_id WHERE record_id <= 3000; \
-                DELETE FROM leases WHERE record_id <= 3000";
+                DELETE FROM leases WHERE created_at <= 3000";
     run(&mut look, pend).await;
     let list = |states: &str| {
         let filter = format!(

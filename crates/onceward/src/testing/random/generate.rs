@@ -1,6 +1,6 @@
 //! From a seed to a script.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, sync::OnceLock, time::Duration};
 
 use super::{Decided, Operation, PLACES};
 use crate::{
@@ -13,15 +13,18 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(u64);
 
+static DRAWN: OnceLock<Seed> = OnceLock::new();
+
 impl Seed {
-    /// The seed of the environment variable `ONCEWARD_SEED`, or a new one.
+    /// The seed of the environment variable `ONCEWARD_SEED`, or one that was drawn for this process:
+    /// all stores whose suites run in it get the same operations, and so are compared with each other.
     ///
     /// # Panics
     /// When the variable is not a number.
     pub fn from_environment() -> Self {
         match std::env::var("ONCEWARD_SEED") {
             Ok(seed) => seed.parse().expect("ONCEWARD_SEED is a number"),
-            Err(_) => Seed(rand::random()),
+            Err(_) => *DRAWN.get_or_init(|| Seed(rand::random())),
         }
     }
 
@@ -86,19 +89,7 @@ fn operation(numbers: &mut Numbers, favourite: Effects, places: usize) -> Operat
     let place = numbers.below(places);
     let attempt = numbers.small(4);
     match numbers.below(100) {
-        0..35 => Operation::Reserve {
-            place,
-            attempt,
-            fingerprint: u8::from(numbers.one_in(5)),
-            mode: match numbers.below(10) {
-                0 => Mode::LookupOnly,
-                1 | 2 => Mode::Accept,
-                _ => Mode::Execute,
-            },
-            runs_again: numbers.one_in(3),
-            effects: if numbers.one_in(4) { numbers.one_of(&Effects::ALL) } else { favourite },
-            request: numbers.one_of(&[None, Some("one"), Some("two")]),
-        },
+        0..35 => reserve(numbers, place, attempt, favourite),
         35..40 => {
             let effects = if numbers.one_in(4) { numbers.one_of(&Effects::ALL) } else { favourite };
             Operation::Claim { place, attempt, effects }
@@ -118,6 +109,21 @@ fn operation(numbers: &mut Numbers, favourite: Effects, places: usize) -> Operat
             RETENTION,
         ])),
     }
+}
+
+fn reserve(numbers: &mut Numbers, place: usize, attempt: u8, favourite: Effects) -> Operation {
+    let fingerprint = u8::from(numbers.one_in(5));
+    let mode = match numbers.below(10) {
+        0 => Mode::LookupOnly,
+        1 | 2 => Mode::Accept,
+        _ => Mode::Execute,
+    };
+    let runs_again = numbers.one_in(3);
+    let effects = if numbers.one_in(4) { numbers.one_of(&Effects::ALL) } else { favourite };
+    let request = numbers.one_of(&[None, Some("one"), Some("two")]);
+    // Nobody goes on with anything else, and stores need not look for what is left of it.
+    let request = request.filter(|_| mode == Mode::Accept || effects == Effects::Phased);
+    Operation::Reserve { place, attempt, fingerprint, mode, runs_again, effects, request }
 }
 
 fn write(numbers: &mut Numbers) -> Write {

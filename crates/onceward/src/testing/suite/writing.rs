@@ -1,6 +1,8 @@
 //! What an attempt may write, and what happens to one that lost its right.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+use tokio::task::JoinSet;
 
 use crate::{
     record::{AttemptId, AuditEvent, Effects, Fence, Lease, State},
@@ -241,6 +243,34 @@ pub async fn a_write_needs_its_attempt_and_its_fence(on: Harness) {
         }
     }
     assert_eq!(on.write(&lease, Write::Complete(reply("done"))).await, Written::Applied);
+}
+
+/// The same where many writes come together, among them some that are right.
+pub async fn writes_that_come_together_need_their_attempts_and_fences(on: Harness) {
+    let mut leases = Vec::new();
+    for number in 0..60 {
+        let right = on.grant(&ask(&format!("key-{number}"))).await;
+        let (attempt, fence) = match number % 3 {
+            0 => (right.attempt, right.fence.number()),
+            1 => (AttemptId::random(), right.fence.number()),
+            _ => (right.attempt, right.fence.number() + 1),
+        };
+        leases.push(Lease { attempt, fence: Fence::from_stored(fence), ..right });
+    }
+    let mut tasks = JoinSet::new();
+    for (number, lease) in leases.into_iter().enumerate() {
+        let store = Arc::clone(&on.store);
+        let complete = Write::Complete(reply(format!("reply-{number}")));
+        tasks.spawn(async move { (number, store.write(&lease, complete).await) });
+    }
+    for (number, written) in tasks.join_all().await {
+        let written = written.expect("write answers");
+        assert_eq!(written == Written::Applied, number % 3 == 0, "{number}: {written:?}");
+        let id = ask(&format!("key-{number}")).id;
+        let record = on.store.load(&id).await.expect("load answers").expect("a record");
+        let expected = (number % 3 == 0).then(|| reply(format!("reply-{number}")));
+        assert_eq!(record.reply, expected, "{number}");
+    }
 }
 
 /// A write to a key that was never reserved is refused and makes nothing.
