@@ -102,10 +102,10 @@ impl Admin {
     }
 
     /// Numbers tell what a service does: from other machines they need a token.
-    fn metrics(&self, parts: &Parts) -> Response<ApiBody> {
-        let near = parts.extensions.get::<Peer>();
-        let near = near.is_some_and(|peer| peer.ip().is_loopback());
-        if !near && let Err(problem) = self.api.admits(parts) {
+    fn metrics(&self, peer: &Peer, parts: &Parts) -> Response<ApiBody> {
+        if !peer.ip().is_loopback()
+            && let Err(problem) = self.api.admits(parts)
+        {
             return problem.into_response().map(whole);
         }
         let mut metrics = self.metrics.render();
@@ -137,7 +137,7 @@ fn scopes(traffic: &[ScopeTraffic]) -> String {
 impl Answer for Admin {
     type Body = ApiBody;
 
-    async fn answer(self, request: Request<Incoming>) -> Response<ApiBody> {
+    async fn answer(&self, peer: &Arc<Peer>, request: Request<Incoming>) -> Response<ApiBody> {
         if Api::has(request.uri().path()) {
             return self.api.answer(request).await;
         }
@@ -151,7 +151,7 @@ impl Answer for Admin {
         match parts.uri.path() {
             "/livez" => text(StatusCode::OK, "alive\n"),
             "/readyz" => self.ready().await,
-            "/metrics" => self.metrics(&parts),
+            "/metrics" => self.metrics(peer, &parts),
             _ => text(StatusCode::NOT_FOUND, "there are /livez, /readyz, /metrics and /api/v1\n"),
         }
     }

@@ -27,7 +27,7 @@ use tracing::debug;
 
 use crate::{
     config::{Limits, Route, RouteTable, Treatment},
-    listener::Answer,
+    listener::{Answer, Peer},
     traffic::{Endpoint, Traffic},
 };
 
@@ -76,6 +76,8 @@ pub(crate) struct Setup {
     pub(crate) engine: Arc<Engine>,
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) rewrite: Rewrite,
+    /// Whether the scope depends on who sent a request.
+    pub(crate) scope_asks_for_peer: bool,
     pub(crate) pace: Pace,
     pub(crate) routes: RouteTable,
     pub(crate) traffic: Traffic,
@@ -115,6 +117,7 @@ impl Gateway {
         &self,
         setup: &Setup,
         route: &Arc<Route>,
+        peer: &Peer,
         parts: Parts,
         body: Incoming,
     ) -> Response<GatewayBody> {
@@ -128,36 +131,37 @@ impl Gateway {
                 // The shadow copies the body. Without room it does not look.
                 let Some(room) = self.budget.take(&body, route.policy.request_cap()) else {
                     debug!("no room to look at a request on a shadow route");
-                    return setup.pass_on(route, parts, body).await;
+                    return setup.pass_on(route, peer, parts, body).await;
                 };
                 let seen = Arc::new(parts.clone());
                 let watched = Watched::new(&self.shadow, route, &seen, admitted.id().clone());
                 let body = Body::watched(setup.pace.request(body), watched.body(room));
-                let passed = setup.send(route, parts, body).await;
+                let passed = setup.send(route, peer, parts, body).await;
                 watched.answered(passed.as_ref().ok().map(Response::status));
                 passed.unwrap_or_else(pass::not_passed)
             }
-            Ok(None) => setup.pass_on(route, parts, body).await,
+            Ok(None) => setup.pass_on(route, peer, parts, body).await,
             Err(rejection) => {
                 let verdict = Verdict::Refuse(rejection.code());
                 self.shadow.tell(route, &parts, None, verdict);
-                setup.pass_on(route, parts, body).await
+                setup.pass_on(route, peer, parts, body).await
             }
         }
     }
 
     async fn protect(
         &self,
-        setup: &Setup,
+        setup: &Arc<Setup>,
         route: &Route,
-        mut parts: Parts,
+        peer: &Peer,
+        parts: Parts,
         body: Incoming,
     ) -> Response<GatewayBody> {
         let (engine, policy) = (&setup.engine, &route.policy);
         // Other ways are in boxes: what waits for all of them is as large as the largest.
         let admitted = match setup.admit(&parts, route) {
             Ok(Some(admitted)) => admitted,
-            Ok(None) => return Box::pin(setup.pass_on(route, parts, body)).await,
+            Ok(None) => return Box::pin(setup.pass_on(route, peer, parts, body)).await,
             Err(rejection) => return Box::pin(setup.refuse(route, &parts, body, rejection)).await,
         };
         let Some(room) = self.budget.take(&body, policy.request_cap()) else {
@@ -170,18 +174,16 @@ impl Gateway {
             Ok(body) => body,
             Err(answered) => return answered,
         };
+        let asked = engine.ask(admitted, &parts, &body);
         // From here on only the rewritten head says where the request came from.
-        let extensions = std::mem::take(&mut parts.extensions);
-        let mut head = parts.clone();
-        head.extensions = extensions;
-        let head = setup.rewrite.request(head, Trailers::Drop);
-        let admitted = match policy.rules().queued {
+        let head = setup.rewrite.request(parts, peer, Trailers::Drop);
+        let asked = match policy.rules().queued {
             // What upstream is to know about the client is known now.
-            Some(_) => admitted.keeping(head.clone()),
-            None => admitted,
+            Some(_) => asked.keeping(&head, &body),
+            None => asked,
         };
-        let forward = setup.forward(policy, head, body.clone(), Some((room, &self.budget)));
-        let response = run_detached(engine, policy, admitted, Arc::new(parts), body, forward).await;
+        let forward = setup.forward(policy, head, body, Some((room, &self.budget)));
+        let response = run_detached(engine, policy, asked, forward).await;
         self.make_room(response)
     }
 
@@ -222,42 +224,46 @@ impl Setup {
 
     /// The engine's handler for a request, with its head as upstream is to see it.
     fn forward(
-        &self,
+        self: &Arc<Self>,
         policy: &Policy,
         parts: Parts,
         body: Bytes,
         room: Option<(Room, &Arc<Budget>)>,
     ) -> Forward {
         Forward {
-            upstream: Arc::clone(&self.upstream),
-            rewrite: self.rewrite.clone(),
+            setup: Arc::clone(self),
             parts,
             body,
             reply_cap: policy.reply_cap(),
             // Past `max_execution` the outcome is unknown, but an answer that comes late is still
             // the truth and is stored.
             patience: policy.rules().max_execution.saturating_mul(2),
-            stall_max: self.pace.stall_max,
             budget: room.as_ref().map(|(_, budget)| Arc::clone(budget)),
             room: room.map(|(room, _)| room),
         }
     }
 
     /// A request that is not ours: streamed both ways.
-    async fn pass_on(&self, route: &Route, parts: Parts, body: Incoming) -> Response<GatewayBody> {
+    async fn pass_on(
+        &self,
+        route: &Route,
+        peer: &Peer,
+        parts: Parts,
+        body: Incoming,
+    ) -> Response<GatewayBody> {
         let body = Body::streaming(self.pace.request(body));
-        self.send(route, parts, body).await.unwrap_or_else(pass::not_passed)
+        self.send(route, peer, parts, body).await.unwrap_or_else(pass::not_passed)
     }
 
     async fn send(
         &self,
         route: &Route,
+        peer: &Peer,
         parts: Parts,
         body: GatewayBody,
     ) -> Result<Response<GatewayBody>, Failure> {
         let endpoint = Endpoint::of(&parts.method, parts.uri.path());
-        let (upstream, rewrite) = (&self.upstream, &self.rewrite);
-        let sent = pass::send(upstream, rewrite, self.pace, parts, body, route.upgrade).await;
+        let sent = pass::send(self, peer, parts, body, route.upgrade).await;
         if let Some(endpoint) = endpoint {
             self.traffic.note(endpoint, sent.as_ref().ok().map(Response::status));
         }
@@ -268,12 +274,15 @@ impl Setup {
 impl Answer for Gateway {
     type Body = GatewayBody;
 
-    async fn answer(self, request: Request<Incoming>) -> Response<GatewayBody> {
-        let (parts, body) = request.into_parts();
+    async fn answer(&self, peer: &Arc<Peer>, request: Request<Incoming>) -> Response<GatewayBody> {
+        let (mut parts, body) = request.into_parts();
         if parts.method == Method::CONNECT {
             return bare(StatusCode::METHOD_NOT_ALLOWED);
         }
         let setup = self.setup();
+        if setup.scope_asks_for_peer {
+            parts.extensions.insert(Arc::clone(peer));
+        }
         if setup.webhooks.takes(&parts) {
             let (budget, time_max) = (&self.budget, self.body_time_max);
             return Box::pin(setup.webhooks.answer(&parts, body, budget, time_max)).await;
@@ -289,10 +298,15 @@ impl Answer for Gateway {
         let clear = ambiguous::check(&parts, setup.rewrite.deciding(), &setup.routes);
         let mut response = match (clear, route.treatment(&parts.method)) {
             (Err(rejection), _) => Box::pin(setup.refuse(route, &parts, body, rejection)).await,
-            _ if asks_for_state => Box::pin(setup.engine.status(&parts)).await.map(Body::full),
-            (_, Treatment::PassOn) => Box::pin(setup.pass_on(route, parts, body)).await,
-            (_, Treatment::Observe) => Box::pin(self.observe(&setup, route, parts, body)).await,
-            (_, Treatment::Protect) => self.protect(&setup, route, parts, body).await,
+            _ if asks_for_state => {
+                let from = setup.rewrite.client(&parts.headers, peer);
+                Box::pin(setup.engine.status_for(&parts, from)).await.map(Body::full)
+            }
+            (_, Treatment::PassOn) => Box::pin(setup.pass_on(route, peer, parts, body)).await,
+            (_, Treatment::Observe) => {
+                Box::pin(self.observe(&setup, route, peer, parts, body)).await
+            }
+            (_, Treatment::Protect) => self.protect(&setup, route, peer, parts, body).await,
         };
         if let Some(page) = page {
             page.answer(&setup.cors, response.headers_mut());

@@ -2,9 +2,14 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,12 +20,12 @@ use http_body_util::{Either, Empty};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown, graceful::Watcher},
+    server::conn::auto,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{Notify, Semaphore},
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -29,26 +34,32 @@ use tracing::{debug, warn};
 
 use crate::{config::Limits, tls::Certificate};
 
+mod alarm; // timers that hardly ever go off
 mod head; // heads that mean two things
 mod preface; // first bytes in time
 mod stall; // answers that nobody takes
 
+use alarm::Alarms;
 use preface::PrefaceInTime;
 use stall::NoStall;
 
-/// Where a request came from: in the extensions of every request.
+/// Where requests came from: one for all of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     ip: IpAddr,
-    /// As it is told to upstream: once for all requests of a connection.
+    /// As it is told to upstream.
     pub(crate) written: HeaderValue,
+    pub(crate) by_tls: bool,
+    /// The timers of the connection.
+    pub(crate) alarms: Alarms,
 }
 
 impl Peer {
-    pub(crate) fn new(address: SocketAddr) -> Self {
+    pub(crate) fn new(address: SocketAddr, by_tls: bool) -> Self {
         let ip = address.ip().to_canonical();
         let written = HeaderValue::from_str(&ip.to_string());
-        Peer { ip, written: written.unwrap_or_else(|_| HeaderValue::from_static("unknown")) }
+        let written = written.unwrap_or_else(|_| HeaderValue::from_static("unknown"));
+        Peer { ip, written, by_tls, alarms: Alarms::default() }
     }
 
     /// An address of IPv4 that comes in one of IPv6 is one of IPv4.
@@ -56,10 +67,6 @@ impl Peer {
         self.ip
     }
 }
-
-/// In the extensions of every request that came by TLS.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ByTls;
 
 /// A connection that speaks HTTP/2 is asked this often whether it is alive.
 const PING_EVERY: Duration = Duration::from_secs(20);
@@ -83,7 +90,8 @@ pub(crate) trait Answer: Clone + Send + Sync + 'static {
 
     /// Answers one request. Dropped when its client hangs up.
     fn answer(
-        self,
+        &self,
+        peer: &Arc<Peer>,
         request: Request<Incoming>,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
@@ -91,8 +99,37 @@ pub(crate) trait Answer: Clone + Send + Sync + 'static {
 /// A listener at work.
 pub(crate) struct Listening {
     pub(crate) address: SocketAddr,
-    stop: watch::Sender<()>,
-    accepting: JoinHandle<GracefulShutdown>,
+    stop: Arc<Stop>,
+    /// One for each connection that may be open.
+    places: Arc<Semaphore>,
+    connections_max: usize,
+    accepting: JoinHandle<()>,
+}
+
+/// Tells connections to come to their end.
+#[derive(Debug, Default)]
+struct Stop {
+    is_told: AtomicBool,
+    told: Notify,
+}
+
+impl Stop {
+    fn tell(&self) {
+        self.is_told.store(true, Ordering::Release);
+        self.told.notify_waiters();
+    }
+
+    fn is_told(&self) -> bool {
+        self.is_told.load(Ordering::Acquire)
+    }
+
+    /// Comes back once it is told.
+    async fn told(&self) {
+        let told = self.told.notified();
+        if !self.is_told() {
+            told.await;
+        }
+    }
 }
 
 impl Listening {
@@ -123,19 +160,23 @@ impl Listening {
         certificate: Option<Arc<Certificate>>,
     ) -> io::Result<Listening> {
         let address = listener.local_addr()?;
-        let (stop, stopped) = watch::channel(());
-        let door = Door { answer, limits, certificate, server: Arc::new(server(&limits)) };
-        let accepting = tokio::spawn(accept(listener, door, stopped));
-        Ok(Listening { address, stop, accepting })
+        let (stop, places) = (Arc::default(), Arc::new(Semaphore::new(limits.connections_max)));
+        let door = Door { answer, limits, certificate, stop: Arc::clone(&stop) };
+        let accepting = tokio::spawn(accept(listener, door, Arc::clone(&places)));
+        let connections_max = limits.connections_max;
+        Ok(Listening { address, stop, places, connections_max, accepting })
     }
 
     /// Takes no more connections, lets running requests finish, and closes idle connections. After
     /// `at_most`, what is left is cut off.
     pub(crate) async fn stop(self, at_most: Duration) {
-        drop(self.stop);
-        let Ok(connections) = self.accepting.await else { return };
-        let left = connections.count();
-        if timeout(at_most, connections.shutdown()).await.is_err() {
+        self.stop.tell();
+        if self.accepting.await.is_err() {
+            return;
+        }
+        let left = self.connections_max.saturating_sub(self.places.available_permits());
+        let all = u32::try_from(self.connections_max).unwrap_or(u32::MAX);
+        if timeout(at_most, self.places.acquire_many(all)).await.is_err() {
             warn!(connections = left, "connections did not end in time");
         }
     }
@@ -147,20 +188,15 @@ struct Door<A> {
     answer: A,
     limits: Limits,
     certificate: Option<Arc<Certificate>>,
-    server: Arc<auto::Builder<TokioExecutor>>,
+    stop: Arc<Stop>,
 }
 
-async fn accept(
-    listener: TcpListener,
-    door: Door<impl Answer>,
-    mut stopped: watch::Receiver<()>,
-) -> GracefulShutdown {
-    let connections = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(door.limits.connections_max));
+/// Takes connections until it is told to stop.
+async fn accept(listener: TcpListener, door: Door<impl Answer>, places: Arc<Semaphore>) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stopped.changed() => return connections,
+            () = door.stop.told() => return,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -176,36 +212,30 @@ async fn accept(
             warn!("a connection was closed: limits.connections are open");
             continue;
         };
-        let (door, watcher, stopped) = (door.clone(), connections.watcher(), stopped.clone());
+        let door = door.clone();
         tokio::spawn(async move {
-            door.take(stream, peer, watcher, stopped).await;
+            door.take(stream, peer).await;
             drop(place);
         });
     }
 }
 
 impl<A: Answer> Door<A> {
-    async fn take(
-        self,
-        stream: TcpStream,
-        peer: SocketAddr,
-        watcher: Watcher,
-        mut stopped: watch::Receiver<()>,
-    ) {
+    async fn take(self, stream: TcpStream, peer: SocketAddr) {
         // Small answers are to leave at once. A socket that cannot be told so still works.
         let _ = stream.set_nodelay(true);
         let Some(certificate) = &self.certificate else {
-            return self.serve(stream, peer, watcher).await;
+            return self.serve(stream, peer).await;
         };
         let acceptor = TlsAcceptor::from(certificate.current());
         let handshake = timeout(self.limits.head_time_max, acceptor.accept(stream));
         let shaken = tokio::select! {
             shaken = handshake => shaken,
             // Nothing was asked yet.
-            _ = stopped.changed() => return,
+            () = self.stop.told() => return,
         };
         match shaken {
-            Ok(Ok(stream)) => self.serve(stream, peer, watcher).await,
+            Ok(Ok(stream)) => self.serve(stream, peer).await,
             Ok(Err(error)) => debug!(%error, "a TLS handshake failed"),
             Err(_) => debug!("a TLS handshake did not end in time"),
         }
@@ -215,28 +245,37 @@ impl<A: Answer> Door<A> {
         self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         peer: SocketAddr,
-        watcher: Watcher,
     ) {
-        let Door { answer, limits, certificate, server } = self;
-        let peer = Peer::new(peer);
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            let extensions = request.extensions_mut();
-            extensions.insert(peer.clone());
-            if certificate.is_some() {
-                extensions.insert(ByTls);
-            }
-            let answer = answer.clone();
+        let Door { answer, limits, certificate, stop } = self;
+        let peer = Arc::new(Peer::new(peer, certificate.is_some()));
+        let server = server(&limits, peer.alarms.clone());
+        // One for each connection: what all of them count in, all processors want at once.
+        let own = Arc::new((answer, peer));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let own = Arc::clone(&own);
             async move {
+                let (answer, peer) = &*own;
                 Ok::<_, Infallible>(match head::refusal(&request, &limits) {
-                    None => answer.answer(request).await.map(Either::Right),
+                    None => answer.answer(peer, request).await.map(Either::Right),
                     Some(status) => refused(status, request.version()).map(Either::Left),
                 })
             }
         });
         let stream = NoStall::new(stream, limits.stall_time_max);
         let stream = TokioIo::new(PrefaceInTime::new(stream, limits.head_time_max));
-        let connection = server.serve_connection_with_upgrades(stream, service);
-        if let Err(error) = watcher.watch(connection).await {
+        let mut connection = pin!(server.serve_connection_with_upgrades(stream, service));
+        let (mut told, mut listens, mut is_ending) = (pin!(stop.told()), false, false);
+        let ended = poll_fn(|context| {
+            // Listened to once: this is always the same task.
+            let may_be_told = !listens || stop.is_told();
+            listens = true;
+            if !is_ending && may_be_told && told.as_mut().poll(context).is_ready() {
+                is_ending = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            connection.as_mut().poll(context)
+        });
+        if let Err(error) = ended.await {
             debug!(error, "a connection ended with an error");
         }
     }
@@ -252,11 +291,11 @@ fn refused(status: StatusCode, version: Version) -> Response<Empty<Bytes>> {
     response
 }
 
-fn server(limits: &Limits) -> auto::Builder<TokioExecutor> {
+fn server(limits: &Limits, alarms: Alarms) -> auto::Builder<TokioExecutor> {
     let mut server = auto::Builder::new(TokioExecutor::new());
     server
         .http1()
-        .timer(TokioTimer::new())
+        .timer(alarms)
         .header_read_timeout(limits.head_time_max)
         // A head has to fit into the buffer.
         .max_buf_size(limits.head_bytes_max);
@@ -299,7 +338,7 @@ mod tests {
         let (mut client, stream) = duplex(1 << 10);
         client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.expect("written");
         let begun = Instant::now();
-        let server = server(&Limits::default());
+        let server = server(&Limits::default(), Alarms::default());
         let ended = server.serve_connection(TokioIo::new(stream), service_fn(hello)).await;
         assert!(ended.is_err());
         assert_eq!(begun.elapsed(), HEAD_TIME_MAX);
@@ -308,7 +347,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_client_that_is_slow_but_in_time_is_answered() {
         let (mut client, stream) = duplex(1 << 10);
-        let server = server(&Limits::default());
+        let server = server(&Limits::default(), Alarms::default());
         let serving = server.serve_connection(TokioIo::new(stream), service_fn(hello));
         let asking = async {
             client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n").await.expect("written");

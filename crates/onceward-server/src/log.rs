@@ -156,20 +156,19 @@ impl Queue {
 }
 
 /// Takes lines, and never waits for who reads them.
-#[derive(Clone)]
 struct Lines {
     queue: Option<Arc<Queue>>,
 }
 
-impl MakeWriter<'_> for Lines {
-    type Writer = Lines;
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = &'a Lines;
 
-    fn make_writer(&self) -> Lines {
-        self.clone()
+    fn make_writer(&'a self) -> &'a Lines {
+        self
     }
 }
 
-impl Write for Lines {
+impl Write for &Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match &self.queue {
             Some(queue) => {
@@ -234,11 +233,11 @@ mod tests {
 
     #[test]
     fn lines_come_whole_and_in_order_and_are_all_written_at_the_end() {
-        let (logs, mut lines, permit, read) = logs(LogFormat::Text);
+        let (logs, lines, permit, read) = logs(LogFormat::Text);
         drop(permit);
         let said: Vec<_> = (0..1000).map(|number| format!("line {number}\n")).collect();
         for line in &said {
-            lines.write_all(line.as_bytes()).expect("taken");
+            (&lines).write_all(line.as_bytes()).expect("taken");
         }
         drop(logs);
         assert_eq!(text(&read), said.concat());
@@ -250,12 +249,12 @@ mod tests {
             (LogFormat::Text, "stderr is slow lines="),
             (LogFormat::Json, "stderr is slow\",\"lines\":"),
         ] {
-            let (logs, mut lines, permit, read) = logs(format);
+            let (logs, lines, permit, read) = logs(format);
             let line = [b'x'; 1023];
             let many = 3 * WAITING_MAX / 1024;
             for _ in 0..many {
-                lines.write_all(&line).expect("taken");
-                lines.write_all(b"\n").expect("taken");
+                (&lines).write_all(&line).expect("taken");
+                (&lines).write_all(b"\n").expect("taken");
             }
             drop(permit);
             drop(logs);

@@ -312,6 +312,7 @@ fn set_up(
             to_upstream.makes_traceparent,
             Deciding::new(&config.scope, &config.routes),
         ),
+        scope_asks_for_peer: config.scope.name().starts_with("header:"),
         pace: Pace {
             stall_max: config.limits.stall_time_max,
             first_byte_max: to_upstream.first_byte_time_max,

@@ -22,15 +22,15 @@ pub(crate) struct Traffic(Arc<Mutex<Table>>);
 
 #[derive(Debug, Default)]
 struct Table {
-    seen: BTreeMap<Endpoint, Noted>,
+    seen: BTreeMap<Box<str>, Noted>,
     /// How many requests were noted.
     time: u64,
     more: bool,
 }
 
-/// A method, and a path with `{}` for ids.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Endpoint(String, String);
+/// A method, a space, and a path with `{}` for ids.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint(String);
 
 #[derive(Clone, Copy, Debug)]
 struct Noted {
@@ -41,7 +41,7 @@ struct Noted {
 impl Endpoint {
     /// What a request is for, if two of it may do more than one.
     pub(crate) fn of(method: &Method, path: &str) -> Option<Endpoint> {
-        changes_things(method).then(|| Endpoint(method.as_str().to_owned(), template(path)))
+        changes_things(method).then(|| Endpoint(template(method, path)))
     }
 }
 
@@ -55,7 +55,11 @@ impl Traffic {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Table { seen, time, more } = &mut *table;
         *time += 1;
-        if seen.len() >= ENDPOINTS_MAX && !seen.contains_key(&endpoint) {
+        if let Some(noted) = seen.get_mut(&*endpoint.0) {
+            *noted = Noted { requests: noted.requests + 1, last: *time };
+            return;
+        }
+        if seen.len() >= ENDPOINTS_MAX {
             *more = true;
             // What was seen the least, and the longest ago, makes room: made-up paths come once.
             let least = seen.iter().min_by_key(|(_, noted)| (noted.requests, noted.last));
@@ -63,17 +67,15 @@ impl Traffic {
                 seen.remove(&least);
             }
         }
-        let noted = seen.entry(endpoint).or_insert(Noted { requests: 0, last: 0 });
-        *noted = Noted { requests: noted.requests + 1, last: *time };
+        seen.insert(endpoint.0.into(), Noted { requests: 1, last: *time });
     }
 
     /// What was noted so far.
     pub(crate) fn seen(&self) -> TrafficView {
         let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = table.seen.iter().map(|(Endpoint(method, path), noted)| Seen {
-            method: method.clone(),
-            path: path.clone(),
-            requests: noted.requests,
+        let seen = table.seen.iter().map(|(endpoint, noted)| {
+            let (method, path) = endpoint.split_once(' ').unwrap_or_default();
+            Seen { method: method.to_owned(), path: path.to_owned(), requests: noted.requests }
         });
         TrafficView { unprotected: seen.collect(), more: table.more }
     }
@@ -84,9 +86,13 @@ pub(crate) fn changes_things(method: &Method) -> bool {
     !(method.is_idempotent() || *method == Method::CONNECT)
 }
 
-/// The path with `{}` for each segment that looks like an id: endpoints are few, ids are not.
-fn template(path: &str) -> String {
-    let mut template = String::new();
+/// The method, and the path with `{}` for each segment that looks like an id: endpoints are few, ids
+/// are not.
+fn template(method: &Method, path: &str) -> String {
+    let mut template = String::with_capacity(method.as_str().len() + 1 + path.len());
+    template.push_str(method.as_str());
+    template.push(' ');
+    let without_path = template.len();
     for (number, segment) in path.split('/').skip(1).enumerate() {
         template.push('/');
         if number == SEGMENTS_MAX {
@@ -95,7 +101,10 @@ fn template(path: &str) -> String {
         }
         template.push_str(if is_id(segment) { "{}" } else { segment });
     }
-    if template.is_empty() { "/".to_owned() } else { template }
+    if template.len() == without_path {
+        template.push('/');
+    }
+    template
 }
 
 /// A number, or a long word with digits in it. Names of versions are none.
@@ -119,7 +128,7 @@ mod tests {
             ("/o/ch_1Mx2Y3Z4/capture", "/o/{}/capture"),
             ("/a/b/c/d/e/f/g/h/i/j/k/l/m/n", "/a/b/c/d/e/f/g/h/i/j/k/l/..."),
         ] {
-            assert_eq!(template(path), expected);
+            assert_eq!(template(&Method::POST, path), format!("POST {expected}"));
         }
     }
 

@@ -3,14 +3,17 @@
 
 use std::{
     fmt,
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
+    task::Poll,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// Microseconds since 1970, UTC. Ours, so that no time library is part of the public interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,6 +62,23 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn monotonic(&self) -> Instant {
         Instant::now()
     }
+}
+
+/// What comes of a future until a time. Most are ready at once, and a timer is made only for those that
+/// are not.
+pub(crate) async fn until<F: Future>(deadline: Instant, future: F) -> Option<F::Output> {
+    let (mut future, mut timer) = (pin!(future), pin!(None));
+    poll_fn(|context| {
+        if let Poll::Ready(output) = future.as_mut().poll(context) {
+            return Poll::Ready(Some(output));
+        }
+        if timer.is_none() {
+            timer.set(Some(sleep_until(deadline)));
+        }
+        let late = timer.as_mut().as_pin_mut().map(|timer| timer.poll(context));
+        late.unwrap_or(Poll::Pending).map(|()| None)
+    })
+    .await
 }
 
 /// The clock of the operating system.

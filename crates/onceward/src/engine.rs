@@ -156,8 +156,6 @@ pub struct Admitted {
     wait: Option<Duration>,
     /// What is answered where the key is free, instead of running.
     unless_known: Option<Rejection>,
-    /// The head of the request as it is kept for later, if not as it came.
-    kept: Option<Arc<request::Parts>>,
     /// When the record was made that a worker goes on with.
     created_at: Option<Timestamp>,
 }
@@ -168,13 +166,6 @@ impl Admitted {
     #[must_use]
     pub fn only_if_known(self, otherwise: Rejection) -> Self {
         Admitted { unless_known: Some(otherwise), ..self }
-    }
-
-    /// The same, where the head of the request is not kept for later as it came but as this says. What
-    /// is asked is told by the one that came.
-    #[must_use]
-    pub fn keeping(self, head: request::Parts) -> Self {
-        Admitted { kept: Some(Arc::new(head)), ..self }
     }
 
     /// Whether this is known to be younger than what the store has lost.
@@ -193,6 +184,26 @@ impl Admitted {
     /// The key that the client sent. With [`Settings::lookup_key`] no store knows it.
     pub fn client_key(&self) -> &Key {
         &self.key
+    }
+}
+
+/// A request that may be run, and what it asks for.
+///
+/// Cannot be cloned: two runs of one attempt would both be granted.
+#[derive(Debug)]
+pub struct Asked {
+    admitted: Admitted,
+    ask: Ask,
+}
+
+impl Asked {
+    /// The same, where the head of the request is not kept for later as it came but as this says. What
+    /// is asked is told by the one that came.
+    #[must_use]
+    pub fn keeping(mut self, head: &request::Parts, body: &Bytes) -> Self {
+        let request = resume::stored(head, body, &self.admitted.policy);
+        self.ask.request = Some(Arc::new(request));
+        self
     }
 }
 
@@ -340,7 +351,6 @@ impl Engine {
             policy: Arc::clone(policy),
             wait: wait::asked_for(&parts.headers, policy),
             unless_known: None,
-            kept: None,
             created_at: None,
         }))
     }
@@ -358,12 +368,11 @@ impl Engine {
     /// and its outcome would then be unknown.
     pub async fn run<H: Handler>(
         self: Arc<Self>,
-        admitted: Admitted,
-        parts: Arc<request::Parts>,
-        body: Bytes,
+        asked: Asked,
         handler: H,
         answer: oneshot::Sender<Answer<H::Rest>>,
     ) {
+        let Asked { admitted, mut ask } = asked;
         let span = debug_span!(
             "onceward.request",
             route = &*admitted.policy.name,
@@ -373,8 +382,11 @@ impl Engine {
             outcome = field::Empty,
         );
         let running = self.drain.enter();
-        let ask = self.ask(&admitted, &parts, &body);
-        drop(body);
+        // Not before it is known to be running: whoever drains would not wait for it.
+        ask.mode = match self.mode(&admitted) {
+            Mode::Execute if admitted.policy.queued.is_some() => Mode::Accept,
+            mode => mode,
+        };
         let (limits, line) = (&self.limits, Line::new(Line::DECISION, &self));
         let answer = Some(answer);
         let take = Take::Reserve;

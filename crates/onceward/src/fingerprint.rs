@@ -58,7 +58,7 @@ use http::header::{CONTENT_TYPE, HeaderName};
 use http::request::Parts;
 use sha2::{Digest, Sha256};
 
-use media::Reading;
+use media::{Media, Reading};
 use message::{Message, tag};
 pub use pointer::BadPointer;
 use pointer::{Selection, Sense};
@@ -307,10 +307,11 @@ impl Recipe {
     /// Computes the fingerprint of a request. Every request has one.
     pub fn fingerprint(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
         let mut message = Message::new();
-        self.write_head(parts, &mut message);
+        let media = Media::of(&parts.headers);
+        self.write_head(parts, media, &mut message);
         // What is canonical is written behind the head; what is raw is not
         // copied but digested from where it is.
-        let raw = match self.write_canonical(parts, body, &mut message) {
+        let raw = match self.write_canonical(parts, media, body, &mut message) {
             Ok(()) => &[][..],
             Err(tag) => {
                 message.announce(tag, body.len());
@@ -320,14 +321,14 @@ impl Recipe {
         Fingerprint { recipe: RECIPE, digest: self.digest(message.bytes(), raw) }
     }
 
-    fn write_head(&self, parts: &Parts, message: &mut Message) {
+    fn write_head(&self, parts: &Parts, media: Option<Media<'_>>, message: &mut Message) {
         message.part(tag::METHOD, parts.method.as_str().as_bytes());
         message.part(tag::PATH, parts.uri.path().as_bytes());
         if let Some(query) = parts.uri.query() {
             message.part(tag::QUERY, query.as_bytes());
         }
-        match media::essence(&parts.headers) {
-            Some(essence) => message.lowercase_part(tag::MEDIA_TYPE, essence),
+        match media {
+            Some(media) => message.lowercase_part(tag::MEDIA_TYPE, media.essence),
             None => {
                 for value in parts.headers.get_all(CONTENT_TYPE) {
                     message.part(tag::CONTENT_TYPE_AS_SENT, value.as_bytes());
@@ -359,7 +360,13 @@ impl Recipe {
 
     /// Writes the body in its canonical form, or answers the tag under which
     /// its bytes are to be taken.
-    fn write_canonical(&self, parts: &Parts, body: &[u8], message: &mut Message) -> Result<(), u8> {
+    fn write_canonical(
+        &self,
+        parts: &Parts,
+        media: Option<Media<'_>>,
+        body: &[u8],
+        message: &mut Message,
+    ) -> Result<(), u8> {
         let Body::Canonical(selection) = &self.body else {
             return Err(match body {
                 [] => tag::BODY_EMPTY,
@@ -369,7 +376,7 @@ impl Recipe {
         if body.is_empty() {
             return Err(tag::BODY_EMPTY);
         }
-        match media::reading(&parts.headers) {
+        match media::reading(media, &parts.headers) {
             Reading::Raw => Err(tag::BODY_RAW),
             Reading::Json => message.part_written_by(tag::BODY_JSON, |out| {
                 json::canonicalise(body, selection.as_ref(), out).map_err(|_| tag::BODY_FALLBACK)

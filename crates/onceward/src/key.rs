@@ -6,7 +6,7 @@
 //! not cause a second execution. Anything else is refused: two header lines, bytes outside visible
 //! ASCII, a wrong length. Trailers are never read.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use http::{HeaderMap, HeaderName, header::HeaderValue};
 use sha2::{Digest, Sha256};
@@ -147,9 +147,9 @@ impl KeyRules {
         let raw = trim_ows(line.as_bytes());
         let decoded = match raw.first() {
             None => return Err(InvalidKey::Empty),
-            Some(b'"') => quoted(raw)?,
+            Some(b'"') => Cow::Owned(quoted(raw)?),
             Some(_) if self.syntax == Syntax::Strict => return Err(InvalidKey::NotQuoted),
-            Some(_) => bare(raw)?,
+            Some(_) => Cow::Borrowed(bare(raw)?),
         };
         check_length(decoded.len(), self.len_min.max(1), self.len_max.min(KeyRules::LEN_MAX))?;
         let key = Key(decoded.into());
@@ -182,12 +182,12 @@ fn check_length(len: usize, min: usize, max: usize) -> Result<(), InvalidKey> {
 
 /// A bare key. Comma is excluded because a proxy may have joined two header lines with it, and
 /// semicolon because it would begin a parameter.
-fn bare(raw: &[u8]) -> Result<String, InvalidKey> {
+fn bare(raw: &[u8]) -> Result<&str, InvalidKey> {
     let allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~:/+=@#$!*&%".contains(byte);
     if !raw.iter().all(allowed) {
         return Err(InvalidKey::Characters);
     }
-    Ok(raw.iter().copied().map(char::from).collect())
+    std::str::from_utf8(raw).map_err(|_| InvalidKey::Characters)
 }
 
 /// A structured-field Item whose value is a String, to the end of the field. Parameters are parsed,

@@ -52,6 +52,19 @@ impl AttemptId {
         &self.0
     }
 
+    /// The attempt as it is displayed: a UUID.
+    pub fn to_text(&self) -> [u8; 36] {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        // Where the digits of each byte stand, between four hyphens.
+        const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+        let mut text = [b'-'; 36];
+        for (byte, place) in self.0.iter().zip(PLACES) {
+            text[place] = DIGITS[usize::from(byte >> 4)];
+            text[place + 1] = DIGITS[usize::from(byte & 15)];
+        }
+        text
+    }
+
     /// An attempt as it is displayed: a UUID.
     pub fn from_text(text: &str) -> Option<Self> {
         let parts: Vec<&str> = text.split('-').collect();
@@ -74,16 +87,7 @@ impl fmt::Debug for AttemptId {
 impl fmt::Display for AttemptId {
     /// As a UUID.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
-        let mut written = [b'-'; 36];
-        // Where the digits of each byte stand, between four hyphens.
-        let places = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
-        for (byte, place) in self.0.iter().zip(places) {
-            if let Some([high, low]) = written.get_mut(place..place + 2) {
-                (*high, *low) = (digit(byte >> 4), digit(byte & 15));
-            }
-        }
-        f.write_str(std::str::from_utf8(&written).map_err(|_| fmt::Error)?)
+        f.write_str(std::str::from_utf8(&self.to_text()).map_err(|_| fmt::Error)?)
     }
 }
 

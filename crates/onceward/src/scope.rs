@@ -4,7 +4,7 @@
 //! There is no default that puts two callers into one scope. [`ScopeRule::anonymous`] does, and has
 //! to be asked for.
 
-use std::{fmt, sync::Arc};
+use std::{cell::RefCell, fmt, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::{HeaderName, header::AUTHORIZATION, request::Parts};
@@ -14,6 +14,9 @@ use sha2::{Digest, Sha256};
 mod jwt;
 #[cfg(feature = "jwt")]
 pub use jwt::{JwtError, JwtKey, JwtVerifier};
+
+/// A thread remembers no more scopes than this.
+const SCOPES_KNOWN: usize = 64;
 
 /// Within which borders a key is one key. Two scopes may use the same key and never meet.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,10 +42,32 @@ impl Scope {
         let mut hash = Sha256::new();
         hash.update(b"onceward-scope/1");
         hash.update(credential);
-        let mut name = String::with_capacity(64);
-        name.push_str("credential:");
-        URL_SAFE_NO_PAD.encode_string(hash.finalize(), &mut name);
-        Scope(name.into())
+        Self::of_digest(hash.finalize().into())
+    }
+
+    /// Callers come again: a thread remembers some scopes by their digests, so that they are written
+    /// once, and are in memory once for many records.
+    fn of_digest(digest: [u8; 32]) -> Self {
+        type Known = Option<([u8; 32], Scope)>;
+        thread_local! {
+            static SCOPES: RefCell<[Known; SCOPES_KNOWN]> =
+                const { RefCell::new([const { None }; SCOPES_KNOWN]) };
+        }
+        let written = || {
+            let mut name = String::with_capacity(64);
+            name.push_str("credential:");
+            URL_SAFE_NO_PAD.encode_string(digest, &mut name);
+            Scope(name.into())
+        };
+        SCOPES.with_borrow_mut(|scopes| {
+            let Some(place) = scopes.get_mut(usize::from(digest[0]) % SCOPES_KNOWN) else {
+                return written();
+            };
+            match place {
+                Some((known, scope)) if *known == digest => scope.clone(),
+                _ => place.insert((digest, written())).1.clone(),
+            }
+        })
     }
 
     /// The name under which stores keep the scope.

@@ -186,15 +186,10 @@ where
         Ok(body) => body,
         Err(answered) => return answered,
     };
-    let parts = Arc::new(parts);
-    let handler = Call {
-        service,
-        parts: Arc::clone(&parts),
-        body: body.clone(),
-        reply_cap: policy.reply_cap(),
-        streamed: PhantomData::<fn(B)>,
-    };
-    run_detached(&engine, &policy, admitted, parts, body, handler).await
+    let asked = engine.ask(admitted, &parts, &body);
+    let reply_cap = policy.reply_cap();
+    let handler = Call { service, parts, body, reply_cap, streamed: PhantomData::<fn(B)> };
+    run_detached(&engine, &policy, asked, handler).await
 }
 
 /// The length that an answer says it has. One that cannot be read is none that any body has.
@@ -213,7 +208,7 @@ fn declared_length(parts: &response::Parts) -> Option<usize> {
 /// The inner service, as the engine's handler.
 struct Call<S, B> {
     service: S,
-    parts: Arc<Parts>,
+    parts: Parts,
     body: Bytes,
     reply_cap: usize,
     streamed: PhantomData<fn(B)>,
@@ -231,7 +226,7 @@ where
     type Rest = Body<C>;
 
     async fn run(mut self, operation: Operation) -> Execution<Body<C>> {
-        let mut request = Request::from_parts((*self.parts).clone(), Body::full(self.body));
+        let mut request = Request::from_parts(self.parts, Body::full(self.body));
         let attempt = operation.attempt_number();
         if attempt > 1 {
             request.headers_mut().insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));

@@ -1,6 +1,6 @@
 //! `[scope]`: how callers are told apart, and which rules may not be used as they were asked for.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use http::HeaderName;
@@ -77,7 +77,7 @@ fn header(name: &str, proxies: &TrustedProxies, listen: SocketAddr) -> Result<Sc
     let name: Box<str> = rule.name().into();
     let proxies = proxies.clone();
     // The same name as the plain rule: which proxies are trusted does not change what a scope is.
-    Ok(ScopeRule::custom(name, move |parts| match parts.extensions.get::<Peer>() {
+    Ok(ScopeRule::custom(name, move |parts| match parts.extensions.get::<Arc<Peer>>() {
         Some(peer) if proxies.contain(peer.ip()) => rule.read(parts),
         _ => Err(NoScope::Missing),
     }))

@@ -120,7 +120,7 @@ fn a_header_scope_is_read_from_trusted_peers_only() {
         let request = Request::post("/").header("x-account", "acme").body(()).expect("valid");
         let (mut parts, ()) = request.into_parts();
         if let Some(peer) = peer {
-            parts.extensions.insert(Peer::new(peer.parse().expect("address")));
+            parts.extensions.insert(Arc::new(Peer::new(peer.parse().expect("address"), false)));
         }
         rule.read(&parts).map(|scope| scope.as_str().to_owned())
     };

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::listener::{Answer, Listening};
+use crate::listener::{Answer, Listening, Peer};
 
 /// What somebody asks to be charged.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -151,11 +151,11 @@ fn receipt(number: usize, charge: &Charge) -> String {
 impl Answer for Counter {
     type Body = Full<Bytes>;
 
-    async fn answer(self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, _: &Arc<Peer>, request: Request<Incoming>) -> Response<Full<Bytes>> {
         match (request.method(), request.uri().path()) {
             (&Method::POST, "/charges") => {
                 // Like any real service, the bank goes on when whoever asked has hung up.
-                let charge = tokio::spawn(self.charge(request.into_body()));
+                let charge = tokio::spawn(self.clone().charge(request.into_body()));
                 charge.await.unwrap_or_else(|_| text(StatusCode::INTERNAL_SERVER_ERROR, ""))
             }
             (&Method::GET, "/ledger") => {

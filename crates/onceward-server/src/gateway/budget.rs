@@ -41,8 +41,11 @@ impl Budget {
         cap: usize,
         at_most: Duration,
     ) -> Option<Room> {
-        let room = Arc::clone(&self.room).acquire_many_owned(self.bytes(body, cap, 0));
-        timeout(at_most, room).await.ok()?.ok()
+        let bytes = self.bytes(body, cap, 0);
+        if let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(bytes) {
+            return Some(room);
+        }
+        timeout(at_most, Arc::clone(&self.room).acquire_many_owned(bytes)).await.ok()?.ok()
     }
 
     fn bytes(&self, body: &impl http_body::Body, cap: usize, besides: u64) -> u32 {

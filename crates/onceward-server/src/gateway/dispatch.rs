@@ -35,7 +35,7 @@ impl Dispatcher {
 }
 
 /// The head was kept as upstream is to see it.
-fn forward(setup: &Setup, request: Request<Bytes>, policy: &Policy) -> Forward {
+fn forward(setup: &Arc<Setup>, request: Request<Bytes>, policy: &Policy) -> Forward {
     let (parts, body) = request.into_parts();
     setup.forward(policy, parts, body, None)
 }

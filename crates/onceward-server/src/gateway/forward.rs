@@ -13,21 +13,18 @@ use onceward::{
 use tokio::time::timeout;
 
 use super::{
-    Failure, Rewrite, Trailers, Upstream,
+    Failure, Setup, Trailers,
     budget::{Budget, Room, shrink},
     paced::Paced,
 };
 
 pub(super) struct Forward {
-    pub(super) upstream: Arc<Upstream>,
-    pub(super) rewrite: Rewrite,
+    pub(super) setup: Arc<Setup>,
     /// The head of the request as upstream is to see it.
     pub(super) parts: Parts,
     pub(super) body: Bytes,
     pub(super) reply_cap: usize,
     pub(super) patience: Duration,
-    /// Between two parts of a reply that is too large to keep.
-    pub(super) stall_max: Duration,
     /// For the body, as long as it is needed; none for one that was stored.
     pub(super) room: Option<Room>,
     /// Where room for the reply comes from. None where no client waits, who would get a reply that
@@ -61,16 +58,17 @@ impl Forward {
         }
         let fence = HeaderValue::from(operation.fence().number());
         self.parts.headers.insert(&ONCEWARD_FENCE, fence);
-        for (name, value) in [
-            (&ONCEWARD_OPERATION, operation.handle()),
-            (&ONCEWARD_ATTEMPT_ID, operation.attempt().to_string()),
-        ] {
-            if let Ok(value) = HeaderValue::try_from(value) {
+        let handle = HeaderValue::try_from(operation.handle());
+        let attempt_id = HeaderValue::from_bytes(&operation.attempt().to_text());
+        for (name, value) in
+            [(&ONCEWARD_OPERATION, handle.ok()), (&ONCEWARD_ATTEMPT_ID, attempt_id.ok())]
+        {
+            if let Some(value) = value {
                 self.parts.headers.insert(name, value);
             }
         }
         operation.not_yet_sent();
-        let sent = self.upstream.send(self.parts, Body::full(self.body), &operation).await;
+        let sent = self.setup.upstream.send(self.parts, Body::full(self.body), &operation).await;
         drop(self.room);
         let response = match sent {
             Ok(response) => response,
@@ -81,7 +79,7 @@ impl Forward {
             // The body is in memory, so that this cannot be; and if it were, a part was sent.
             Err(Failure::ClientBrokeOff { .. }) => return no_full_answer("request_was_cut_off"),
         };
-        let (mut parts, body) = self.rewrite.response(response, Trailers::Drop).into_parts();
+        let (mut parts, body) = self.setup.rewrite.response(response, Trailers::Drop).into_parts();
         // It was executed, so that it has to be answered. Without room its body is not kept, but
         // passed on as it comes: as if it were too large.
         let wait = ROOM_TIME_MAX.min(self.patience / 8);
@@ -106,7 +104,7 @@ impl Forward {
             // the first caller as for every retry.
             Collected::Whole(body, _) => Execution::Answered(parts, Captured::Whole(held(body))),
             Collected::TooLarge(begun, rest) => {
-                let rest = rest.no_more_stall(self.stall_max);
+                let rest = rest.no_more_stall(self.setup.pace.stall_max);
                 Execution::Answered(parts, Captured::TooLarge(Body::begun(held(begun), rest)))
             }
             Collected::Broken => no_full_answer("answer_was_cut_off"),

@@ -16,7 +16,7 @@ use onceward::{
 
 use crate::{
     config::{RouteTable, TrustedProxies},
-    listener::{ByTls, Peer},
+    listener::Peer,
 };
 
 mod trace; // traceparent
@@ -24,6 +24,9 @@ mod trace; // traceparent
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// So many headers are added to a request at most, with those of its attempt.
+const ADDED_MAX: usize = 8;
 
 /// What only we may say.
 const OURS: &str = "onceward-";
@@ -78,38 +81,54 @@ impl Rewrite {
         &self.deciding
     }
 
+    /// Where a request came from first, as far as those say it who are trusted.
+    pub(super) fn client(&self, headers: &HeaderMap, peer: &Peer) -> Option<IpAddr> {
+        let said: Vec<&str> = listed(headers, &X_FORWARDED_FOR).collect();
+        let mut said = said.into_iter().rev();
+        let mut address = peer.ip();
+        while self.proxies.contain(address) {
+            address = said.next()?.parse().ok()?;
+        }
+        Some(address)
+    }
+
     /// The head of a request as upstream is to see it.
-    pub(super) fn request(&self, asked: Parts, trailers: Trailers) -> Parts {
+    pub(super) fn request(&self, asked: Parts, peer: &Peer, trailers: Trailers) -> Parts {
         let mut parts = asked;
         // What the server put there for itself is of no use to the client.
-        let mut extensions = std::mem::take(&mut parts.extensions);
-        let peer = extensions.remove::<Peer>();
-        let scheme = if extensions.get::<ByTls>().is_some() { "https" } else { "http" };
+        parts.extensions.clear();
         parts.version = Version::HTTP_11;
         let headers = &mut parts.headers;
-        let takes_trailers = trailers == Trailers::Pass && names(headers, &TE, "trailers");
-        // First, while those that they look like are all there.
-        strip_lookalikes(headers, &self.deciding);
-        strip_named_by_connection(headers);
-        // `Expect`: we answered it, or have the whole body already.
-        strip(headers, |name| {
-            is_hop_by_hop(name, trailers) || name.starts_with(OURS) || name == EXPECT
-        });
-        if takes_trailers {
-            headers.insert(TE, HeaderValue::from_static("trailers"));
+        let seen = Seen::in_head(headers);
+        if seen.lookalikes {
+            // First, while those that they look like are all there.
+            strip_lookalikes(headers, &self.deciding);
         }
-        join_cookies(headers);
+        if seen.not_for_upstream {
+            let takes_trailers = trailers == Trailers::Pass && names(headers, &TE, "trailers");
+            strip_named_by_connection(headers);
+            // `Expect`: we answered it, or have the whole body already.
+            strip(headers, |name| {
+                is_hop_by_hop(name, trailers) || name.starts_with(OURS) || name == EXPECT
+            });
+            if takes_trailers {
+                headers.insert(TE, HeaderValue::from_static("trailers"));
+            }
+        }
+        if seen.cookies {
+            join_cookies(headers);
+        }
         // An address that names its host decides (RFC 9112, 3.2.2), as it does in HTTP/2.
         if let Some(authority) = parts.uri.authority()
             && let Ok(host) = HeaderValue::from_str(authority.as_str())
         {
             headers.insert(HOST, host);
         }
-        if let Some(peer) = peer {
-            self.forwarded(headers, peer, scheme);
-        }
+        // For what is added here and with the attempt: it grows once.
+        headers.reserve(ADDED_MAX);
+        self.forwarded(headers, peer, seen.forwarded);
         if self.makes_traceparent {
-            trace::ensure(headers);
+            trace::ensure(headers, seen.traced);
         }
         parts
     }
@@ -134,9 +153,17 @@ impl Rewrite {
 
     /// Says where the request came from. What a peer says about those before it is kept in the list
     /// of addresses, and otherwise believed only of trusted proxies.
-    fn forwarded(&self, headers: &mut HeaderMap, peer: Peer, scheme: &'static str) {
-        let (peer, written) = (peer.ip(), peer.written);
-        headers.append(&X_FORWARDED_FOR, written);
+    fn forwarded(&self, headers: &mut HeaderMap, peer: &Peer, said: bool) {
+        let scheme = if peer.by_tls { "https" } else { "http" };
+        headers.append(&X_FORWARDED_FOR, peer.written.clone());
+        if !said {
+            headers.append(&X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
+            if let Some(host) = headers.get(HOST).cloned() {
+                headers.append(&X_FORWARDED_HOST, host);
+            }
+            return;
+        }
+        let peer = peer.ip();
         let trusted = self.proxies.contain(peer);
         if !trusted || !headers.contains_key(&X_FORWARDED_PROTO) {
             headers.insert(&X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
@@ -156,6 +183,41 @@ impl Rewrite {
         {
             headers.append(FORWARDED, ours);
         }
+    }
+}
+
+/// What a head has of all that is looked for. Most have little: their names are looked at once.
+#[derive(Default)]
+struct Seen {
+    /// Names that some servers take for others.
+    lookalikes: bool,
+    /// What belongs to one connection, or is ours to say.
+    not_for_upstream: bool,
+    cookies: bool,
+    /// Anything about those before the peer.
+    forwarded: bool,
+    traced: bool,
+}
+
+impl Seen {
+    fn in_head(headers: &HeaderMap) -> Self {
+        let mut seen = Seen::default();
+        for name in headers.keys() {
+            let name = name.as_str();
+            match name {
+                "cookie" => seen.cookies = true,
+                "forwarded" | "x-forwarded-for" | "x-forwarded-host" | "x-forwarded-proto" => {
+                    seen.forwarded = true;
+                }
+                "traceparent" | "tracestate" => seen.traced = true,
+                "expect" => seen.not_for_upstream = true,
+                _ => {
+                    seen.not_for_upstream |= is_of_one_connection(name) || name.starts_with(OURS);
+                    seen.lookalikes |= !is_plain(name);
+                }
+            }
+        }
+        seen
     }
 }
 
@@ -241,8 +303,7 @@ const MUST_STAY: [&str; 11] = [
 /// for the last one, nor for what decides, nor for what frames a message.
 fn strip_lookalikes(headers: &mut HeaderMap, deciding: &Deciding) {
     let is_lookalike = |name: &&HeaderName| {
-        let is_other = |byte: u8| !byte.is_ascii_alphanumeric() && byte != b'-';
-        if !name.as_str().bytes().any(is_other) {
+        if is_plain(name.as_str()) {
             return false;
         }
         let meant =
@@ -254,6 +315,11 @@ fn strip_lookalikes(headers: &mut HeaderMap, deciding: &Deciding) {
     for name in headers.keys().filter(is_lookalike).cloned().collect::<Vec<_>>() {
         headers.remove(name);
     }
+}
+
+/// Whether a name, which is in lower case, has nothing but letters, digits and hyphens.
+fn is_plain(name: &str) -> bool {
+    name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'-' | b'0'..=b'9'))
 }
 
 /// HTTP/2 may send cookies in pieces, HTTP/1.1 may not (RFC 9113, 8.2.3).

@@ -17,11 +17,18 @@ use tokio::time::{Instant, Sleep, sleep_until};
 #[derive(Debug)]
 pub(crate) struct Paced<B = Incoming> {
     body: B,
-    /// How long may pass between two parts.
-    stall_max: Option<Duration>,
-    /// When all of it has to be there.
-    deadline: Option<Instant>,
+    limit: Limit,
     waiting: Option<Pin<Box<Sleep>>>,
+}
+
+/// How slow a body may be.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    None,
+    /// No more than this may pass between two parts.
+    Stall(Duration),
+    /// All of it has to be there by then.
+    Until(Instant),
 }
 
 /// Why a body ended early.
@@ -39,25 +46,28 @@ impl Error for TooSlow {}
 impl<B> Paced<B> {
     /// Without limits of its own.
     pub(crate) fn free(body: B) -> Self {
-        Paced { body, stall_max: None, deadline: None, waiting: None }
+        Paced { body, limit: Limit::None, waiting: None }
     }
 
     pub(crate) fn no_stall(body: B, at_most: Duration) -> Self {
-        Paced { stall_max: Some(at_most), ..Self::free(body) }
+        Paced { limit: Limit::Stall(at_most), ..Self::free(body) }
     }
 
     /// From now on, no more than this may pass between two parts.
     pub(crate) fn no_more_stall(self, at_most: Duration) -> Self {
-        Paced { stall_max: Some(at_most), waiting: None, ..self }
+        Paced { limit: Limit::Stall(at_most), waiting: None, ..self }
     }
 
     pub(crate) fn until(body: B, deadline: Option<Instant>) -> Self {
-        Paced { deadline, ..Self::free(body) }
+        Paced { limit: deadline.map_or(Limit::None, Limit::Until), ..Self::free(body) }
     }
 
-    fn limit(&self) -> Option<Instant> {
-        let stalled = self.stall_max.map(|at_most| Instant::now() + at_most);
-        [stalled, self.deadline].into_iter().flatten().min()
+    fn fails_at(&self) -> Option<Instant> {
+        match self.limit {
+            Limit::None => None,
+            Limit::Stall(at_most) => Some(Instant::now() + at_most),
+            Limit::Until(deadline) => Some(deadline),
+        }
     }
 }
 
@@ -80,7 +90,7 @@ where
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         if this.waiting.is_none() {
-            this.waiting = this.limit().map(|limit| Box::pin(sleep_until(limit)));
+            this.waiting = this.fails_at().map(|limit| Box::pin(sleep_until(limit)));
         }
         let late =
             this.waiting.as_mut().is_some_and(|limit| limit.as_mut().poll(context).is_ready());

@@ -12,14 +12,11 @@ use http::{
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use onceward::{Rejection, rejection::Code, tower::Body};
-use tokio::{
-    io::copy_bidirectional,
-    time::{Instant, timeout_at},
-};
+use tokio::{io::copy_bidirectional, time::Instant};
 use tracing::{debug, warn};
 
 use super::{
-    Failure, GatewayBody, Rewrite, Trailers, Upstream, bare, headers::names, paced::Paced,
+    Failure, GatewayBody, Peer, Rewrite, Setup, Trailers, bare, headers::names, paced::Paced,
 };
 
 /// How long things may take that nobody else limits.
@@ -42,13 +39,13 @@ impl Pace {
 
 /// Passes a request on as it comes, and its answer too.
 pub(super) async fn send(
-    upstream: &Upstream,
-    rewrite: &Rewrite,
-    pace: Pace,
+    setup: &Setup,
+    peer: &Peer,
     mut parts: Parts,
     body: GatewayBody,
     upgrades: bool,
 ) -> Result<Response<GatewayBody>, Failure> {
+    let Setup { upstream, rewrite, pace, .. } = setup;
     let begun = Instant::now();
     let deadline = pace.total_max.map(|at_most| begun + at_most);
     let first_byte = begun + pace.first_byte_max;
@@ -57,13 +54,13 @@ pub(super) async fn send(
         Some(_) if !upgrades => return Ok(bare(StatusCode::NOT_IMPLEMENTED)),
         Some(protocol) => {
             let client = parts.extensions.remove::<OnUpgrade>();
-            let mut parts = rewrite.request(parts, Trailers::Drop);
+            let mut parts = rewrite.request(parts, peer, Trailers::Drop);
             parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
             parts.headers.insert(UPGRADE, protocol);
             let sent = Box::pin(upstream.send_upgrade(parts, body));
-            let sent = timeout_at(first_byte, sent).await;
+            let sent = peer.alarms.until(first_byte, sent).await;
             match (sent, client) {
-                (Ok(Ok(response)), Some(client))
+                (Some(Ok(response)), Some(client))
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS =>
                 {
                     return Ok(tunnel(rewrite, client, response));
@@ -72,8 +69,8 @@ pub(super) async fn send(
             }
         }
         None => {
-            let parts = rewrite.request(parts, Trailers::Pass);
-            timeout_at(first_byte, upstream.send(parts, body, &true)).await
+            let parts = rewrite.request(parts, peer, Trailers::Pass);
+            peer.alarms.until(first_byte, upstream.send(parts, body, &true)).await
         }
     };
     let too_slow =

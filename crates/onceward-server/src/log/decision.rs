@@ -3,7 +3,7 @@
 
 use std::{
     cell::RefCell,
-    fmt,
+    fmt::{self, Write as _},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -40,40 +40,44 @@ where
         if event.metadata().target() != DECISION {
             return self.others.format_event(context, writer, event);
         }
+        thread_local! {
+            static LINE: RefCell<String> = const { RefCell::new(String::new()) };
+        }
+        // Put together here: each part that a writer is given costs more than the part.
+        LINE.with_borrow_mut(|line| {
+            line.clear();
+            self.write_line(event, line);
+            writer.write_str(line)
+        })
+    }
+}
+
+impl<F> Decisions<F> {
+    fn write_line(&self, event: &Event<'_>, line: &mut String) {
         let level = event.metadata().level().as_str();
         match self.format {
             LogFormat::Text => {
-                write_time(&mut writer)?;
-                writer.write_str("  ")?;
-                for part in [level, " ", DECISION, ":"] {
-                    writer.write_str(part)?;
-                }
+                write_time(line);
+                line.extend([" ", " ", level, " ", DECISION, ":"]);
             }
             LogFormat::Json => {
-                writer.write_str("{\"timestamp\":\"")?;
-                write_time(&mut writer)?;
-                for part in ["\",\"level\":\"", level, "\""] {
-                    writer.write_str(part)?;
-                }
+                line.push_str("{\"timestamp\":\"");
+                write_time(line);
+                line.extend(["\",\"level\":\"", level, "\""]);
             }
         }
-        let mut fields = Fields { format: self.format, writer, written: Ok(()) };
-        event.record(&mut fields);
-        fields.written?;
+        event.record(&mut Fields { format: self.format, line });
         match self.format {
-            LogFormat::Text => fields.writer.write_char('\n'),
+            LogFormat::Text => line.push('\n'),
             LogFormat::Json => {
-                for part in [",\"target\":\"", DECISION, "\"}\n"] {
-                    fields.writer.write_str(part)?;
-                }
-                Ok(())
+                line.extend([",\"target\":\"", DECISION, "\"}\n"]);
             }
         }
     }
 }
 
 /// The time in UTC, to the microsecond. All but that is the same for a second.
-fn write_time(writer: &mut Writer<'_>) -> fmt::Result {
+fn write_time(line: &mut String) {
     thread_local! {
         static SECOND: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
     }
@@ -84,10 +88,10 @@ fn write_time(writer: &mut Writer<'_>) -> fmt::Result {
             *written = rfc3339(Timestamp::from_micros(whole)).replace('Z', ".");
             *second = now.as_secs();
         }
-        writer.write_str(written)?;
-        write_ascii(writer, &digits::<6>(now.subsec_micros().into()).0)?;
-        writer.write_char('Z')
-    })
+        line.push_str(written);
+        push_ascii(line, &digits::<6>(now.subsec_micros().into()).0);
+        line.push('Z');
+    });
 }
 
 /// A number in decimal digits at the end of a room, with zeros before it: and how many of them count.
@@ -104,13 +108,13 @@ fn digits<const ROOM: usize>(number: u64) -> ([u8; ROOM], usize) {
     (written, count)
 }
 
-fn write_ascii(writer: &mut Writer<'_>, text: &[u8]) -> fmt::Result {
-    writer.write_str(std::str::from_utf8(text).map_err(|_| fmt::Error)?)
+fn push_ascii(line: &mut String, text: &[u8]) {
+    text.iter().for_each(|byte| line.push(char::from(*byte)));
 }
 
-fn write_number(writer: &mut Writer<'_>, number: u64) -> fmt::Result {
+fn write_number(line: &mut String, number: u64) {
     let (digits, count) = digits::<20>(number);
-    write_ascii(writer, digits.get(20 - count..).unwrap_or_default())
+    push_ascii(line, digits.get(20 - count..).unwrap_or_default());
 }
 
 /// A number of not too many thousandths, if it is one: milliseconds that were measured in
@@ -122,85 +126,74 @@ fn thousandths(value: f64) -> Option<u64> {
 }
 
 /// As any number with a fraction is written: with no more digits than it has, and at least one.
-fn write_thousandths(writer: &mut Writer<'_>, thousandths: u64) -> fmt::Result {
-    write_number(writer, thousandths / 1000)?;
-    writer.write_char('.')?;
+fn write_thousandths(line: &mut String, thousandths: u64) {
+    write_number(line, thousandths / 1000);
+    line.push('.');
     let (fraction, _) = digits::<3>(thousandths % 1000);
     let zeros = fraction.iter().skip(1).rev().take_while(|digit| **digit == b'0').count();
-    write_ascii(writer, fraction.get(..3 - zeros).unwrap_or_default())
+    push_ascii(line, fraction.get(..3 - zeros).unwrap_or_default());
 }
 
 struct Fields<'a> {
     format: LogFormat,
-    writer: Writer<'a>,
-    written: fmt::Result,
+    line: &'a mut String,
 }
 
 impl Fields<'_> {
-    fn name(&mut self, field: &Field) -> fmt::Result {
+    fn name(&mut self, field: &Field) {
         let [before, after] = match self.format {
             LogFormat::Text => [" ", "="],
             LogFormat::Json => [",\"", "\":"],
         };
-        for part in [before, field.name(), after] {
-            self.writer.write_str(part)?;
-        }
-        Ok(())
+        self.line.extend([before, field.name(), after]);
     }
 
-    fn text(&mut self, text: &str) -> fmt::Result {
+    fn text(&mut self, text: &str) {
         let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
         match self.format {
             _ if text.bytes().all(is_plain) => {
-                for part in ["\"", text, "\""] {
-                    self.writer.write_str(part)?;
-                }
-                Ok(())
+                self.line.extend(["\"", text, "\""]);
             }
-            LogFormat::Text => write!(self.writer, "{text:?}"),
-            LogFormat::Json => self.writer.write_str(&serde_json::Value::from(text).to_string()),
+            LogFormat::Text => self.debug(&text),
+            LogFormat::Json => self.line.push_str(&serde_json::Value::from(text).to_string()),
         }
     }
 
-    fn field(&mut self, field: &Field, write: impl FnOnce(&mut Self) -> fmt::Result) {
-        if self.written.is_ok() {
-            self.written = self.name(field).and_then(|()| write(self));
-        }
+    fn debug(&mut self, value: &dyn fmt::Debug) {
+        // Writing to a text does not fail.
+        let _ = write!(self.line, "{value:?}");
     }
 }
 
 impl Visit for Fields<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.field(field, |this| this.text(value));
+        self.name(field);
+        self.text(value);
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.field(field, |this| write_number(&mut this.writer, value));
+        self.name(field);
+        write_number(self.line, value);
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.field(field, |this| match thousandths(value) {
-            Some(thousandths) => write_thousandths(&mut this.writer, thousandths),
-            None => write!(this.writer, "{value:?}"),
-        });
+        self.name(field);
+        match thousandths(value) {
+            Some(thousandths) => write_thousandths(self.line, thousandths),
+            None => self.debug(&value),
+        }
     }
 
     /// What it says, which is first.
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        match (field.name(), self.format) {
-            ("message", LogFormat::Text) => {
-                if self.written.is_ok() {
-                    self.written = write!(self.writer, " {value:?}");
-                }
-            }
-            ("message", LogFormat::Json) => {
-                self.field(field, |this| this.text(&format!("{value:?}")));
-            }
-            _ => self.field(field, |this| this.text(&format!("{value:?}"))),
+        if field.name() == "message" && matches!(self.format, LogFormat::Text) {
+            self.line.push(' ');
+            return self.debug(value);
         }
+        self.name(field);
+        self.text(&format!("{value:?}"));
     }
 }
-
 #[cfg(test)]
 mod tests {
     use std::{

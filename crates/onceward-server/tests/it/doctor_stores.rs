@@ -71,6 +71,82 @@ fn a_mariadb_that_syncs_its_commits_can_be_relied_on_and_another_cannot() {
     assert_eq!((code, told["primary"].as_str()), (Some(2), "unsafe"));
 }
 
+/// The verdict on one thing, and the exit code.
+fn on(store: &str, name: &str) -> (Option<i32>, String) {
+    let (code, told) = doctor(store, "durable");
+    (code, told.get(name).unwrap_or_else(|| panic!("no {name} in {told:?}")).clone())
+}
+
+#[test]
+fn a_user_of_mariadb_who_may_not_do_all_that_the_store_does_is_told_what_is_missing() {
+    let mariadb = MariaDb::shared();
+    let name = mariadb.create_database();
+    let user = format!("app_{name}");
+    let owner = mariadb.url(&name);
+    let store = owner.replace("root@", &format!("{user}:pw@"));
+    mariadb.sql("mysql", &format!("CREATE USER {user} IDENTIFIED BY 'pw'"));
+    let grant = |rights: &str| mariadb.sql(&name, &format!("GRANT {rights} ON {name}.* TO {user}"));
+    grant("SELECT");
+    let (safe, unsafe_) = ((Some(0), "ok".to_owned()), (Some(2), "unsafe".to_owned()));
+    assert_eq!(on(&store, "permissions"), unsafe_, "no table can be made");
+    grant("CREATE");
+    assert_eq!(on(&store, "permissions"), safe);
+    is_made_once(&owner);
+    grant("INSERT, UPDATE");
+    assert_eq!(on(&store, "permissions"), unsafe_, "nothing can be deleted");
+    let args = ["doctor", "--store", &store];
+    let output = binary().args(args).output().expect("the binary runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("DELETE on onceward_steps") && !said.contains("UPDATE on"), "{said}");
+    grant("DELETE");
+    assert_eq!(on(&store, "permissions"), safe);
+    mariadb.sql(&name, &format!("REVOKE UPDATE ON {name}.* FROM {user}"));
+    assert_eq!(on(&store, "permissions"), unsafe_, "nothing can be changed");
+}
+
+#[test]
+fn tables_of_mariadb_that_are_not_as_they_were_made_are_noticed() {
+    let mariadb = MariaDb::shared();
+    let (safe, unsafe_) = ((Some(0), "ok".to_owned()), (Some(2), "unsafe".to_owned()));
+    for (name, change) in [
+        ("indexes", "ALTER TABLE onceward_records DROP INDEX record_due"),
+        (
+            "indexes",
+            "ALTER TABLE onceward_records DROP INDEX record_key, ADD INDEX record_key (scope, `key`)",
+        ),
+        (
+            "indexes",
+            "ALTER TABLE onceward_records DROP INDEX record_key, ADD UNIQUE record_key (scope)",
+        ),
+        ("engine", "ALTER TABLE onceward_requests ENGINE = MyISAM"),
+        ("permissions", "DROP TABLE onceward_aggregates"),
+    ] {
+        let database = mariadb.create_database();
+        let store = mariadb.url(&database);
+        is_made_once(&store);
+        assert_eq!(on(&store, name), safe, "{change}");
+        mariadb.sql(&database, change);
+        assert_eq!(on(&store, name), unsafe_, "{change}");
+    }
+}
+
+#[test]
+fn a_binary_log_of_mariadb_that_would_stop_or_lose_writes_is_noticed() {
+    let mariadb = MariaDb::start_with(&["--log-bin", "--sync-binlog=1", "--binlog-format=ROW"]);
+    let store = mariadb.url(&mariadb.create_database());
+    let (safe, unsafe_) = ((Some(0), "ok".to_owned()), (Some(2), "unsafe".to_owned()));
+    for (name, good, bad) in [
+        ("binlog_format", "'ROW'", "'STATEMENT'"),
+        ("sync_binlog", "1", "0"),
+        ("max_allowed_packet", "16777216", "1048576"),
+    ] {
+        assert_eq!(on(&store, name), safe, "{name}");
+        mariadb.sql("mysql", &format!("SET GLOBAL {name} = {bad}"));
+        assert_eq!(on(&store, name), unsafe_, "{name}");
+        mariadb.sql("mysql", &format!("SET GLOBAL {name} = {good}"));
+    }
+}
+
 #[test]
 fn a_redis_that_syncs_each_write_is_durable_and_one_that_evicts_is_never_safe() {
     let redis = Redis::start();

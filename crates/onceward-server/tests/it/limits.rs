@@ -50,6 +50,25 @@ fn a_client_that_sends_its_head_too_slowly_is_cut_off() {
 }
 
 #[test]
+fn an_address_that_makes_up_credentials_asks_for_states_no_more_than_others() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = Gateway::with(upstream.address, "[scope]\nfrom = \"authorization\"\n");
+    let mut connection = Connection::open(gateway.address).expect("connected");
+    let mut ask = |from: &str, caller: usize| {
+        let asked = format!(
+            "GET /.onceward/operations/{KEY} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: {from}\r\n\
+             Authorization: Bearer made-up-{caller}\r\n\r\n"
+        );
+        connection.write(asked.as_bytes()).expect("written");
+        connection.read_answer().expect("an answer").status
+    };
+    let refused = (0..1000).find(|caller| ask("203.0.113.7", *caller) == 429);
+    assert!(refused.is_some_and(|after| after >= 200), "{refused:?}");
+    assert_eq!(ask("203.0.113.8", 0), 404);
+    assert_eq!(upstream.count(), 0);
+}
+
+#[test]
 fn a_body_that_comes_too_slowly_is_answered_with_408_and_not_executed() {
     let upstream = Upstream::start(|_, _| ok("done"));
     let limits = "[limits]\nbody_timeout = \"500ms\"\nstall_timeout = \"500ms\"\n";

@@ -2,8 +2,13 @@
 //! clients and upstream saw judged. `ONCEWARD_TORTURE_ROUNDS`, `ONCEWARD_KILLS` and
 //! `ONCEWARD_TORTURE_SEED` repeat a run.
 
-use onceward_proof::torture::{Plan, Report, Store, run};
-use onceward_testbed::Postgres;
+use std::sync::Mutex;
+
+use onceward_proof::{
+    history::What,
+    torture::{Crash, Plan, Report, STORE_KILLED, Store, run},
+};
+use onceward_testbed::{DynamoDb, MariaDb, Postgres, Redis, RedisCluster};
 
 #[test]
 fn nothing_acknowledged_is_lost_and_nothing_runs_twice_on_the_file_store() {
@@ -22,16 +27,149 @@ fn killed_at_each_edge_two_gateways_on_one_file_lose_nothing_and_repeat_nothing(
 #[test]
 fn killed_at_each_edge_two_gateways_on_one_postgres_lose_nothing_and_repeat_nothing() {
     let database = Postgres::shared().create_database();
-    killed_at_each_edge(Store::Postgres(database.url()));
+    killed_at_each_edge(Store::At(database.url()));
+}
+
+#[test]
+fn killed_at_each_edge_two_gateways_on_one_mariadb_lose_nothing_and_repeat_nothing() {
+    let server = MariaDb::shared();
+    killed_sometimes_at_each_edge(server.url(&server.create_database()));
+}
+
+#[test]
+fn killed_at_each_edge_two_gateways_on_one_redis_lose_nothing_and_repeat_nothing() {
+    let redis = Redis::start();
+    killed_sometimes_at_each_edge(redis.url());
+}
+
+#[test]
+fn killed_at_each_edge_two_gateways_on_one_cluster_lose_nothing_and_repeat_nothing() {
+    let cluster = RedisCluster::start();
+    killed_sometimes_at_each_edge(cluster.url());
+}
+
+#[test]
+fn killed_at_each_edge_two_gateways_on_one_dynamodb_lose_nothing_and_repeat_nothing() {
+    killed_sometimes_at_each_edge(DynamoDb::shared().url("torture-edges"));
+}
+
+/// On the file and on PostgreSQL the gateway has been killed often; what is another's is the store.
+fn killed_sometimes_at_each_edge(url: String) {
+    killed_so_often_at_each_edge(Store::At(url), kills(3));
 }
 
 fn killed_at_each_edge(store: Store) {
-    let per_edge = number_from("ONCEWARD_KILLS").unwrap_or(20);
-    let per_edge = usize::try_from(per_edge).expect("a number of kills");
+    killed_so_often_at_each_edge(store, kills(20));
+}
+
+fn kills(otherwise: usize) -> usize {
+    let kills = number_from("ONCEWARD_KILLS");
+    kills.map_or(otherwise, |kills| usize::try_from(kills).expect("a number of kills"))
+}
+
+fn killed_so_often_at_each_edge(store: Store, per_edge: usize) {
     let plan = Plan::kills(env!("CARGO_BIN_EXE_onceward"), per_edge, seed());
     let report = tortured(&Plan { store, ..plan });
     report.verdict().expect("no violation");
     assert_eq!(report.counts.lacks_kills(per_edge), Vec::<String>::new(), "too little happened");
+}
+
+#[test]
+fn a_mariadb_that_is_killed_under_load_loses_nothing_and_nothing_runs_twice() {
+    let server = MariaDb::start();
+    let url = server.url(&server.create_database());
+    let server = Mutex::new(server);
+    let crash = move || {
+        let mut server = server.lock().expect("lock");
+        server.kill_9();
+        server.start_again();
+    };
+    killed_under_load(url, Crash::by(crash), false).verdict().expect("no violation");
+}
+
+#[test]
+fn a_redis_that_is_killed_under_load_loses_nothing_and_nothing_runs_twice() {
+    let redis = Redis::start();
+    let url = redis.url();
+    let redis = Mutex::new(redis);
+    let crash = move || {
+        let mut redis = redis.lock().expect("lock");
+        redis.kill_9();
+        redis.start_again();
+    };
+    killed_under_load(url, Crash::by(crash), false).verdict().expect("no violation");
+}
+
+#[test]
+fn a_dynamodb_that_is_killed_under_load_loses_nothing_and_nothing_runs_twice() {
+    let dynamodb = DynamoDb::start();
+    let url = dynamodb.url("torture-kills");
+    let dynamodb = Mutex::new(dynamodb);
+    let crash = move || {
+        let mut dynamodb = dynamodb.lock().expect("lock");
+        dynamodb.kill_9();
+        dynamodb.start_again();
+    };
+    killed_under_load(url, Crash::by(crash), false).verdict().expect("no violation");
+}
+
+/// A Cluster replicates asynchronously, so that what was acknowledged may be gone. Then the canary says
+/// so, and keys are refused; nothing runs twice.
+#[test]
+fn a_master_of_a_cluster_that_is_killed_under_load_makes_nothing_run_twice() {
+    let cluster = RedisCluster::start();
+    let url = cluster.url();
+    let cluster = Mutex::new(cluster);
+    let crash = move || {
+        let mut cluster = cluster.lock().expect("lock");
+        let master = cluster.masters()[0];
+        cluster.kill_9(master);
+        cluster.wait_until_whole();
+        cluster.start_again(master);
+        cluster.wait_until_whole();
+    };
+    fails_closed(&killed_under_load(url, Crash::by(crash), true));
+}
+
+#[test]
+fn a_redis_that_forgets_everything_when_it_is_killed_makes_nothing_run_twice() {
+    let redis = Redis::start_forgetful();
+    let url = redis.url();
+    let redis = Mutex::new(redis);
+    let crash = move || {
+        let mut redis = redis.lock().expect("lock");
+        redis.kill_9();
+        redis.start_again();
+    };
+    let report = killed_under_load(url, Crash::by(crash), true);
+    fails_closed(&report);
+    assert!(says_regressed(&report), "the loss is reported");
+}
+
+fn says_regressed(report: &Report) -> bool {
+    report.history.iter().any(|event| match &event.what {
+        What::Answered { answer, .. } => {
+            answer.code().as_deref() == Some("idempotency_store_regressed")
+        }
+        _ => false,
+    })
+}
+
+/// No effect is seen twice; and what is amiss beside that was said to be lost.
+fn fails_closed(report: &Report) {
+    let twice = report.violations.iter().find(|found| found.invariant == "I1");
+    assert!(twice.is_none(), "{twice:?}");
+    let other = report.violations.first();
+    assert!(other.is_none() || says_regressed(report), "{other:?}");
+}
+
+fn killed_under_load(url: String, crash: Crash, may_lose: bool) -> Report {
+    let times = (kills(20) / 10).max(1);
+    let plan = Plan::crashes(env!("CARGO_BIN_EXE_onceward"), times, crash, seed());
+    let report = tortured(&Plan { store: Store::At(url), may_lose, ..plan });
+    assert_eq!(report.counts.faults.get(STORE_KILLED), Some(&times));
+    assert!(report.counts.effects > 5, "too little happened");
+    report
 }
 
 #[test]

@@ -7,11 +7,12 @@ use std::{
 
 use bytes::Bytes;
 use http::request;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{Span, error, info, warn};
 
-use super::{Admitted, Engine, Exceeded, Limits, quota::Place, resume};
+use super::{Admitted, Asked, Engine, Exceeded, Limits, quota::Place, resume};
 use crate::{
+    clock,
     fingerprint::Fingerprint,
     machine::{self, Decision, Refusal},
     observe,
@@ -92,23 +93,20 @@ const PAUSE_FIRST: Duration = Duration::from_millis(20);
 pub(super) const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 
 impl Engine {
-    pub(super) fn ask(&self, admitted: &Admitted, parts: &request::Parts, body: &Bytes) -> Ask {
+    /// Finds out what an admitted request asks for. Its head and body are not needed any more to run it.
+    pub fn ask(&self, admitted: Admitted, parts: &request::Parts, body: &Bytes) -> Asked {
         let policy = &admitted.policy;
-        let kept = admitted.kept.as_deref().unwrap_or(parts);
         let keeps_request = policy.effects == Effects::Phased || policy.queued.is_some();
-        Ask {
+        let ask = Ask {
             method: parts.method.as_str().into(),
             path: shortened(parts.uri.path()),
-            request: keeps_request.then(|| Arc::new(resume::stored(kept, body, policy))),
-            mode: match self.mode(admitted) {
-                Mode::Execute if policy.queued.is_some() => Mode::Accept,
-                mode => mode,
-            },
-            ..self.ask_again(admitted, policy.recipe.fingerprint(parts, body))
-        }
+            request: keeps_request.then(|| Arc::new(resume::stored(parts, body, policy))),
+            ..self.ask_again(&admitted, policy.recipe.fingerprint(parts, body))
+        };
+        Asked { admitted, ask }
     }
 
-    fn mode(&self, admitted: &Admitted) -> Mode {
+    pub(super) fn mode(&self, admitted: &Admitted) -> Mode {
         let may_run = self.drain.is_open() && admitted.unless_known.is_none();
         match may_run && !self.may_be_lost(admitted) {
             true => Mode::Execute,
@@ -328,14 +326,14 @@ impl Engine {
         let mut may_be_granted = false;
         loop {
             let sent = self.clock.monotonic();
-            let answer = timeout_at(give_up, self.take(ask, terms.take)).await;
+            let answer = clock::until(give_up, self.take(ask, terms.take)).await;
             let error = match answer {
-                Ok(Ok(reservation)) => {
+                Some(Ok(reservation)) => {
                     self.breaker.answered();
                     return Ok((reservation, sent));
                 }
-                Ok(Err(error)) => error,
-                Err(_) => timed_out(),
+                Some(Err(error)) => error,
+                None => timed_out(),
             };
             self.store_failed("reserve", &error, &ask.route);
             may_be_granted |= error.kind() == StoreErrorKind::Ambiguous;
@@ -503,8 +501,15 @@ pub(super) fn timed_out() -> StoreError {
     StoreError::new(StoreErrorKind::Ambiguous, "any", "no answer in time")
 }
 
+/// So many characters of a path are kept.
+const PATH_MAX: usize = 255;
+
 /// Paths are kept for operators to read, not to be parsed.
 fn shortened(path: &str) -> Arc<str> {
-    let end = path.char_indices().nth(255).map_or(path.len(), |(end, _)| end);
+    // As many bytes are no more characters.
+    if path.len() <= PATH_MAX {
+        return path.into();
+    }
+    let end = path.char_indices().nth(PATH_MAX).map_or(path.len(), |(end, _)| end);
     Arc::from(&path[..end])
 }

@@ -8,7 +8,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -86,15 +86,15 @@ impl Default for Breaker {
 
 /// A request that may ask the store.
 #[derive(Debug)]
-pub(super) struct Passage {
-    breaker: Arc<Breaker>,
+pub(super) struct Passage<'b> {
+    breaker: &'b Breaker,
     is_probe: bool,
 }
 
 impl Breaker {
     /// Lets a request through, or says when to come back.
-    pub(super) fn enter(self: &Arc<Self>, now: Instant) -> Result<Passage, Duration> {
-        let passage = |is_probe| Passage { breaker: Arc::clone(self), is_probe };
+    pub(super) fn enter(&self, now: Instant) -> Result<Passage<'_>, Duration> {
+        let passage = |is_probe| Passage { breaker: self, is_probe };
         if !self.troubled.load(Ordering::Acquire) {
             return Ok(passage(false));
         }
@@ -110,7 +110,7 @@ impl Breaker {
     }
 
     /// Lets a probe through that nobody has made in time.
-    fn enter_overdue(self: &Arc<Self>, now: Instant) -> Option<Passage> {
+    fn enter_overdue(&self, now: Instant) -> Option<Passage<'_>> {
         if !self.troubled.load(Ordering::Acquire) {
             return None;
         }
@@ -119,7 +119,7 @@ impl Breaker {
                 if !*probing && now >= *probe_at + PROBE_OVERDUE =>
             {
                 *probing = true;
-                Some(Passage { breaker: Arc::clone(self), is_probe: true })
+                Some(Passage { breaker: self, is_probe: true })
             }
             _ => None,
         }
@@ -173,7 +173,7 @@ impl Breaker {
     }
 }
 
-impl Passage {
+impl Passage<'_> {
     /// How long this request may repeat its calls, where others may for `store_deadline`.
     pub(super) fn patience(&self, store_deadline: Duration) -> Duration {
         if self.is_probe { store_deadline.min(PROBE_TIME_MAX) } else { store_deadline }
@@ -186,7 +186,7 @@ impl Passage {
     }
 }
 
-impl Drop for Passage {
+impl Drop for Passage<'_> {
     /// A probe that learned nothing leaves its place to the next.
     fn drop(&mut self) {
         if let (true, State::Open { probing, .. }) = (self.is_probe, &mut *self.breaker.state()) {
@@ -204,8 +204,8 @@ mod tests {
     }
 
     /// A breaker that opened at this time.
-    fn open(now: Instant) -> Arc<Breaker> {
-        let breaker = Arc::new(Breaker::default());
+    fn open(now: Instant) -> Breaker {
+        let breaker = Breaker::default();
         for _ in 0..FAILURES_MAX {
             breaker.enter(now).expect("closed").failed(now);
         }
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn failures_in_a_row_open_it_and_an_answer_in_between_does_not_let_it() {
-        let (now, breaker) = (Instant::now(), Arc::new(Breaker::default()));
+        let (now, breaker) = (Instant::now(), Breaker::default());
         for _ in 0..10 {
             for _ in 1..FAILURES_MAX {
                 breaker.enter(now).expect("closed").failed(now);
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn a_probe_that_no_request_makes_is_made_without_one() {
         let now = Instant::now();
-        assert!(Arc::new(Breaker::default()).enter_overdue(now).is_none(), "closed");
+        assert!(Breaker::default().enter_overdue(now).is_none(), "closed");
         let breaker = open(now);
         let due = now + PROBE_PAUSE_FIRST;
         assert!(breaker.enter_overdue(due).is_none(), "a request may still come");
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn who_began_before_it_opened_does_not_put_off_the_probe() {
         let now = Instant::now();
-        let breaker = Arc::new(Breaker::default());
+        let breaker = Breaker::default();
         let early = breaker.enter(now).expect("closed");
         for _ in 0..FAILURES_MAX {
             breaker.enter(now).expect("closed").failed(now);

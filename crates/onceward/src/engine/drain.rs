@@ -32,9 +32,9 @@ struct Inner {
 }
 
 /// One request that runs.
-pub(super) struct Running(Arc<Inner>);
+pub(super) struct Running<'d>(&'d Inner);
 
-impl Drop for Running {
+impl Drop for Running<'_> {
     fn drop(&mut self) {
         let was_last = self.0.running.fetch_sub(1, Ordering::SeqCst) == 1;
         // Nobody waits for the last one before new ones are refused.
@@ -73,9 +73,9 @@ impl Inner {
 }
 
 impl Drain {
-    pub(super) fn enter(&self) -> Running {
+    pub(super) fn enter(&self) -> Running<'_> {
         self.0.running.fetch_add(1, Ordering::SeqCst);
-        Running(Arc::clone(&self.0))
+        Running(&self.0)
     }
 
     pub(super) fn is_open(&self) -> bool {

@@ -192,7 +192,6 @@ impl Engine {
             policy,
             wait: None,
             unless_known: None,
-            kept: None,
             created_at: Some(record.created_at),
         };
         let ask = Ask {

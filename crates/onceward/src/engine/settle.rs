@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Admitted, Engine,
     begin::{PAUSE_LONGEST, timed_out},
 };
 use crate::{
+    clock,
     record::{Fence, Lease, RecordId},
     store::{Proof, Resolution, Resolve, StoreError, Write, Written},
 };
@@ -90,8 +91,8 @@ impl Engine {
         admitted: &Admitted,
         give_up: Instant,
     ) -> Result<Written, StoreError> {
-        let answer = timeout_at(give_up, self.store.write(lease, write.clone())).await;
-        let written = answer.unwrap_or_else(|_| Err(timed_out()));
+        let answer = clock::until(give_up, self.store.write(lease, write.clone())).await;
+        let written = answer.unwrap_or_else(|| Err(timed_out()));
         match &written {
             Ok(_) => {
                 self.breaker.answered();

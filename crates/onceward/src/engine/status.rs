@@ -1,5 +1,7 @@
 //! What a client may ask about its own operation.
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 use http::{
     HeaderValue, Response, StatusCode,
@@ -34,6 +36,18 @@ impl Engine {
     /// # Cancel safety
     /// Reads only.
     pub async fn status(&self, parts: &request::Parts) -> Response<Bytes> {
+        self.status_for(parts, None).await
+    }
+
+    /// The same for a caller at an address. Nobody asks more by telling other credentials than his.
+    ///
+    /// # Cancel safety
+    /// Reads only.
+    pub async fn status_for(
+        &self,
+        parts: &request::Parts,
+        from: Option<IpAddr>,
+    ) -> Response<Bytes> {
         let scope = match self.scope.read(parts) {
             Ok(scope) => scope,
             Err(why) => {
@@ -41,7 +55,7 @@ impl Engine {
                 return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);
             }
         };
-        if let Err(after) = self.questions.take(&scope, self.clock.monotonic()) {
+        if let Err(after) = self.questions.take(&scope, from, self.clock.monotonic()) {
             let detail = "The state of operations was asked for too often. Ask again later.";
             let rejection = Rejection::new(Code::RateLimited, detail).with_retry_after(after);
             return rejection.into_response(self.problem_base.as_deref(), Profile::Ietf);

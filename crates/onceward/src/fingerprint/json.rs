@@ -27,7 +27,7 @@ pub(crate) use text::escaped;
 pub(crate) const DEPTH_MAX: usize = 128;
 
 /// Members that fit before the list of them grows.
-const MEMBERS_FIRST: usize = 32;
+const MEMBERS_FIRST: usize = 24;
 
 /// Why a body has no canonical form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

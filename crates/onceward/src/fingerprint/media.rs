@@ -12,10 +12,30 @@ pub(crate) enum Reading {
     Raw,
 }
 
+/// The one `Content-Type` of a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Media<'h> {
+    /// The `type/subtype`, in the case it came in.
+    pub(crate) essence: &'h [u8],
+    /// What comes after it.
+    parameters: &'h [u8],
+}
+
+impl<'h> Media<'h> {
+    /// Nothing when there is none, more than one, or one that is malformed.
+    pub(crate) fn of(headers: &'h HeaderMap) -> Option<Self> {
+        let (essence, parameters) = content_type(headers)?;
+        let slash = essence.iter().position(|byte| *byte == b'/')?;
+        let (kind, subtype) = essence.split_at_checked(slash)?;
+        let subtype = subtype.strip_prefix(b"/")?;
+        (is_token(kind) && is_token(subtype)).then_some(Media { essence, parameters })
+    }
+}
+
 /// Decides how the body of a request with these headers may be read. Whatever
 /// is unclear is read as bytes.
-pub(crate) fn reading(headers: &HeaderMap) -> Reading {
-    let Some(essence) = essence(headers) else {
+pub(crate) fn reading(media: Option<Media<'_>>, headers: &HeaderMap) -> Reading {
+    let Some(Media { essence, parameters }) = media else {
         return Reading::Raw;
     };
     if codings(headers).next().is_some() {
@@ -28,20 +48,10 @@ pub(crate) fn reading(headers: &HeaderMap) -> Reading {
     let suffix = b"+json";
     let has_suffix =
         essence.last_chunk().is_some_and(|end: &[u8; 5]| end.eq_ignore_ascii_case(suffix));
-    if (is("application/json") || has_suffix) && charset_is_utf8(headers) {
+    if (is("application/json") || has_suffix) && charset_is_utf8(parameters) {
         return Reading::Json;
     }
     Reading::Raw
-}
-
-/// The `type/subtype` of the one `Content-Type`, in the case it came in.
-/// Nothing when there is none, more than one, or one that is malformed.
-pub(crate) fn essence(headers: &HeaderMap) -> Option<&[u8]> {
-    let (essence, _) = content_type(headers)?;
-    let slash = essence.iter().position(|byte| *byte == b'/')?;
-    let (kind, subtype) = essence.split_at_checked(slash)?;
-    let subtype = subtype.strip_prefix(b"/")?;
-    (is_token(kind) && is_token(subtype)).then_some(essence)
 }
 
 /// The codings of the body other than `identity`, one for each header line.
@@ -68,10 +78,7 @@ fn content_type(headers: &HeaderMap) -> Option<(&[u8], &[u8])> {
 
 /// Whether every `charset` parameter says UTF-8. Parameters that cannot be
 /// parsed might say anything.
-fn charset_is_utf8(headers: &HeaderMap) -> bool {
-    let Some((_, mut parameters)) = content_type(headers) else {
-        return false;
-    };
+fn charset_is_utf8(mut parameters: &[u8]) -> bool {
     loop {
         parameters = parameters.trim_ascii_start();
         let [b';', tail @ ..] = parameters else {

@@ -18,7 +18,8 @@ pin_project! {
         begun: Option<Bytes>,
         #[pin]
         rest: Option<B>,
-        trailers: Option<HeaderMap>,
+        // In a box, since few have any and all are moved around.
+        trailers: Option<Box<HeaderMap>>,
         watcher: Option<Watcher>,
     }
 }
@@ -85,7 +86,7 @@ impl<B> Body<B> {
 
     /// All of it, and what comes after it.
     pub(crate) fn with_trailers(bytes: Bytes, trailers: HeaderMap) -> Self {
-        Body { trailers: Some(trailers), ..Body::full(bytes) }
+        Body { trailers: Some(Box::new(trailers)), ..Body::full(bytes) }
     }
 }
 
@@ -132,7 +133,9 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for Body<B> {
                 }
                 polled
             }
-            None => Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers)))),
+            None => {
+                Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(*trailers))))
+            }
         }
     }
 

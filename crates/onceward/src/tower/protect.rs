@@ -18,7 +18,8 @@ use tracing::{Instrument as _, warn};
 
 use super::{Body, detached::Detached};
 use crate::{
-    engine::{Admitted, Captured, Engine, Handler},
+    clock,
+    engine::{Asked, Captured, Engine, Handler},
     observe,
     operation::Operation,
     policy::Policy,
@@ -50,23 +51,23 @@ where
         return Err(Box::pin(early(parts.version, body, Consent::of(parts), too_large())).await);
     }
     let collected = match at_most {
-        Some(at_most) => timeout(at_most, collect(body, cap)).await,
-        None => Ok(collect(body, cap).await),
+        Some(at_most) => clock::until(Instant::now() + at_most, collect(body, cap)).await,
+        None => Some(collect(body, cap).await),
     };
     match collected {
         // Trailers are not read: nothing that decides may come after the body.
-        Ok(Collected::Whole(body, _)) => Ok(body),
+        Some(Collected::Whole(body, _)) => Ok(body),
         // Reading it was consent, so that the client is sending now.
-        Ok(Collected::TooLarge(_, rest)) => {
+        Some(Collected::TooLarge(_, rest)) => {
             Err(Box::pin(early(parts.version, rest, Consent::Given, too_large())).await)
         }
         // The request never arrived as a whole. Most likely nobody is left to read an answer.
-        Ok(Collected::Broken) => Err(closing(policy, StatusCode::BAD_REQUEST)),
-        Err(_) => Err(closing(policy, StatusCode::REQUEST_TIMEOUT)),
+        Some(Collected::Broken) => Err(closing(policy, StatusCode::BAD_REQUEST)),
+        None => Err(closing(policy, StatusCode::REQUEST_TIMEOUT)),
     }
 }
 
-/// Runs an admitted request to its end, and comes back with its answer as soon as there is one.
+/// Runs a request to its end, and comes back with its answer as soon as there is one.
 ///
 /// # Cancel safety
 /// May be dropped, as it is when a client hangs up: the request runs on in a task of its own, its reply
@@ -75,9 +76,7 @@ where
 pub async fn run_detached<H, C>(
     engine: &Arc<Engine>,
     policy: &Policy,
-    admitted: Admitted,
-    parts: Arc<Parts>,
-    body: Bytes,
+    asked: Asked,
     handler: H,
 ) -> Response<Body<C>>
 where
@@ -85,7 +84,7 @@ where
     C: Send + 'static,
 {
     let (sender, answer) = oneshot::channel();
-    let run = Box::pin(Arc::clone(engine).run(admitted, parts, body, handler, sender));
+    let run = Box::pin(Arc::clone(engine).run(asked, handler, sender));
     match Detached::new(run, answer).await {
         Ok(answer) => answer.map(|captured| match captured {
             Captured::Whole(body) => Body::full(body),

@@ -7,9 +7,12 @@ fn through(headers: &[(&str, &str)], peer: &str) -> HeaderMap {
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let peer = Peer::new(format!("{peer}:4711").parse().expect("address"));
-    let (parts, ()) = request.extension(peer).body(()).expect("valid").into_parts();
-    rewrite().request(parts, Trailers::Drop).headers
+    let (parts, ()) = request.body(()).expect("valid").into_parts();
+    rewrite().request(parts, &at(peer, false), Trailers::Drop).headers
+}
+
+fn at(peer: &str, by_tls: bool) -> Peer {
+    Peer::new(format!("{peer}:4711").parse().expect("address"), by_tls)
 }
 
 fn rewrite() -> Rewrite {
@@ -110,11 +113,28 @@ fn the_standard_header_is_continued_for_trusted_proxies_and_removed_for_others()
 }
 
 #[test]
+fn a_client_is_where_trusted_proxies_say_that_it_is() {
+    let client = |said: &[&str], peer: &str| {
+        let mut headers = HeaderMap::new();
+        for line in said {
+            headers.append(&X_FORWARDED_FOR, line.parse().expect("valid"));
+        }
+        rewrite().client(&headers, &at(peer, false)).map(|address| address.to_string())
+    };
+    assert_eq!(client(&["203.0.113.7"], "198.51.100.1").as_deref(), Some("198.51.100.1"));
+    assert_eq!(
+        client(&["10.9.9.9", "1.1.1.1, 203.0.113.7"], "127.0.0.1").as_deref(),
+        Some("203.0.113.7")
+    );
+    assert_eq!(client(&["203.0.113.7, 127.0.0.1"], "127.0.0.1").as_deref(), Some("203.0.113.7"));
+    assert_eq!(client(&[], "127.0.0.1"), None);
+    assert_eq!(client(&["unknown"], "127.0.0.1"), None);
+}
+
+#[test]
 fn upstream_learns_that_a_request_came_by_tls() {
-    let peer = Peer::new("198.51.100.1:4711".parse().expect("address"));
-    let request = Request::get("/").extension(peer).extension(ByTls);
-    let (parts, ()) = request.body(()).expect("valid").into_parts();
-    let headers = rewrite().request(parts, Trailers::Pass).headers;
+    let (parts, ()) = Request::get("/").body(()).expect("valid").into_parts();
+    let headers = rewrite().request(parts, &at("198.51.100.1", true), Trailers::Pass).headers;
     assert_eq!(values(&headers, "x-forwarded-proto"), ["https"]);
 }
 
@@ -122,7 +142,7 @@ fn upstream_learns_that_a_request_came_by_tls() {
 fn an_address_that_names_its_host_decides() {
     let request = Request::post("http://shop.example/charges").header("host", "other.example");
     let (parts, ()) = request.body(()).expect("valid").into_parts();
-    let headers = rewrite().request(parts, Trailers::Drop).headers;
+    let headers = rewrite().request(parts, &at("127.0.0.1", false), Trailers::Drop).headers;
     assert_eq!(values(&headers, "host"), ["shop.example"]);
 }
 
@@ -130,10 +150,11 @@ fn an_address_that_names_its_host_decides() {
 fn trailers_are_announced_where_they_are_passed_on_and_only_there() {
     let request = Request::get("/").header("te", "gzip, trailers").header("trailer", "x-sum");
     let (parts, ()) = request.body(()).expect("valid").into_parts();
-    let streamed = rewrite().request(parts.clone(), Trailers::Pass).headers;
+    let streamed =
+        rewrite().request(parts.clone(), &at("127.0.0.1", false), Trailers::Pass).headers;
     assert_eq!(values(&streamed, "te"), ["trailers"]);
     assert_eq!(values(&streamed, "trailer"), ["x-sum"]);
-    let buffered = rewrite().request(parts, Trailers::Drop).headers;
+    let buffered = rewrite().request(parts, &at("127.0.0.1", false), Trailers::Drop).headers;
     for name in ["te", "trailer"] {
         assert!(!buffered.contains_key(name), "{name}");
     }

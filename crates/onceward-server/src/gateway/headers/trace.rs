@@ -6,15 +6,18 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 static TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Leaves a `traceparent` that can be read, and otherwise begins a trace.
-pub(super) fn ensure(headers: &mut HeaderMap) {
-    let mut given = headers.get_all(&TRACEPARENT).iter();
-    let usable = matches!((given.next(), given.next()), (Some(one), None) if is_valid(one));
-    if usable {
-        return;
+/// Leaves a `traceparent` that can be read, and otherwise begins a trace. Where nothing of a trace was
+/// said, nothing is looked for.
+pub(super) fn ensure(headers: &mut HeaderMap, said: bool) {
+    if said {
+        let mut given = headers.get_all(&TRACEPARENT).iter();
+        let usable = matches!((given.next(), given.next()), (Some(one), None) if is_valid(one));
+        if usable {
+            return;
+        }
+        // A state without its parent means nothing.
+        headers.remove(&TRACESTATE);
     }
-    // A state without its parent means nothing.
-    headers.remove(&TRACESTATE);
     if let Ok(begun) = HeaderValue::from_bytes(&begin()) {
         headers.insert(&TRACEPARENT, begun);
     }
@@ -30,9 +33,10 @@ fn begin() -> [u8; 55] {
 }
 
 fn write_hex(place: Option<&mut [u8]>, bytes: &[u8]) {
-    let digit = |value: u8| if value < 10 { b'0' + value } else { b'a' + value - 10 };
-    for (digits, byte) in place.unwrap_or_default().chunks_exact_mut(2).zip(bytes) {
-        digits.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let (places, _) = place.unwrap_or_default().as_chunks_mut::<2>();
+    for (digits, byte) in places.iter_mut().zip(bytes) {
+        *digits = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
     }
 }
 
@@ -67,7 +71,7 @@ mod tests {
             headers.append(&TRACEPARENT, HeaderValue::from_str(value).expect("valid"));
         }
         headers.insert(&TRACESTATE, HeaderValue::from_static("a=1"));
-        ensure(&mut headers);
+        ensure(&mut headers, true);
         assert_eq!(headers.get_all(&TRACEPARENT).iter().count(), 1);
         let value = headers.get(&TRACEPARENT).expect("there").to_str().expect("text");
         (value.to_owned(), headers.contains_key(&TRACESTATE))

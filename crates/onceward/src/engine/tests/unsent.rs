@@ -45,8 +45,8 @@ async fn run(engine: &Arc<Engine>, handler: Sends) -> (StatusCode, State) {
     let admitted = engine.admit(&parts, policy).expect("admitted").expect("a key");
     let id = admitted.id().clone();
     let (sender, answer) = oneshot::channel::<Response<Captured<()>>>();
-    let running = Arc::clone(engine).run(admitted, Arc::new(parts), Bytes::new(), handler, sender);
-    running.await;
+    let asked = engine.ask(admitted, &parts, &Bytes::new());
+    Arc::clone(engine).run(asked, handler, sender).await;
     let record = engine.store().load(&id).await.expect("loaded").expect("a record");
     (answer.await.expect("answered").status(), record.state)
 }
