@@ -15,7 +15,7 @@ use onceward_proof::{
     sim::{self, Run, bugs::Bug, explore, shrink},
     torture::{self, Plan, Store},
 };
-use onceward_testbed::Postgres;
+use onceward_testbed::{DynamoDb, MariaDb, Postgres, Redis, RedisCluster};
 
 /// Simulates and tortures Onceward, and judges what it recorded.
 #[derive(Parser)]
@@ -124,8 +124,12 @@ struct Torture {
 #[derive(Clone, Copy, ValueEnum)]
 enum StoreArg {
     File,
-    /// A server of its own, for this run.
+    // Each a server of its own, for this run.
     Postgres,
+    MariaDb,
+    Redis,
+    RedisCluster,
+    DynamoDb,
     Memory,
 }
 
@@ -195,7 +199,14 @@ fn torture(asked: Torture) -> anyhow::Result<bool> {
     };
     plan.store = match asked.store {
         StoreArg::File => Store::File,
-        StoreArg::Postgres => Store::Postgres(Postgres::shared().url("postgres")),
+        StoreArg::Postgres => Store::At(Postgres::shared().url("postgres")),
+        StoreArg::MariaDb => {
+            let server = MariaDb::shared();
+            Store::At(server.url(&server.create_database()))
+        }
+        StoreArg::Redis => Store::At(Redis::shared().url()),
+        StoreArg::RedisCluster => Store::At(RedisCluster::shared().url()),
+        StoreArg::DynamoDb => Store::At(DynamoDb::shared().url("torture")),
         StoreArg::Memory => Store::Memory,
     };
     let report = torture::run(&plan)?;

@@ -29,7 +29,7 @@ use tokio::runtime::Runtime;
 
 use crate::{
     check::{self, Violation},
-    history::{Event, What},
+    history::{CallNo, Event, What},
 };
 
 mod charge; // what is asked for
@@ -58,6 +58,12 @@ use upstream::Upstream;
 /// Upstream has this long to end the calls that are still open.
 const OPEN_CALLS_MAX: Duration = Duration::from_secs(30);
 
+/// How many calls come to upstream before the server of the store is killed.
+const CALLS_BETWEEN_CRASHES: CallNo = 12;
+
+/// They come within this.
+const CALLS_MAX: Duration = Duration::from_secs(60);
+
 /// What is to be done to whom.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -73,6 +79,10 @@ pub struct Plan {
     pub rounds: usize,
     /// Which blows there are.
     pub blows: Blows,
+    /// What happens to the store's own server.
+    pub crash: Option<Crash>,
+    /// The store may lose what it has acknowledged. That it says so is then an answer for good.
+    pub may_lose: bool,
     /// What everything random is drawn from.
     pub seed: u64,
     /// Upstream does some calls twice, as if a balancer had sent them again: a defect that the judge
@@ -87,15 +97,37 @@ pub enum Blows {
     Mixed,
     /// Kills only, at each edge equally often, one soon after the other.
     Kills,
+    /// None. It is the store's own server that is killed.
+    None,
 }
+
+/// Kills the server of the store, and starts it again. Called once in each round.
+#[derive(Clone)]
+pub struct Crash(Arc<dyn Fn() + Send + Sync>);
+
+impl Crash {
+    /// By whoever started it.
+    pub fn by(crash: impl Fn() + Send + Sync + 'static) -> Crash {
+        Crash(Arc::new(crash))
+    }
+}
+
+impl std::fmt::Debug for Crash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Crash")
+    }
+}
+
+/// What a killed server is called among the faults.
+pub const STORE_KILLED: &str = "kill_store";
 
 /// Where records are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Store {
     /// In a file that all processes share.
     File,
-    /// In the PostgreSQL database of this URL, which all processes share.
-    Postgres(String),
+    /// In the database of this URL, which all processes share.
+    At(String),
     /// In each process: forgotten with it, which the judge must find.
     Memory,
 }
@@ -110,6 +142,8 @@ impl Plan {
             clients: 24,
             rounds,
             blows: Blows::Mixed,
+            crash: None,
+            may_lose: false,
             seed,
             upstream_resends: false,
         }
@@ -119,6 +153,12 @@ impl Plan {
     pub fn kills(binary: impl Into<PathBuf>, per_edge: usize, seed: u64) -> Plan {
         let rounds = per_edge * Turn::EDGES.len();
         Plan { blows: Blows::Kills, clients: 12, ..Plan::new(binary, rounds, seed) }
+    }
+
+    /// The same, with the server of the store killed so often under load.
+    pub fn crashes(binary: impl Into<PathBuf>, rounds: usize, crash: Crash, seed: u64) -> Plan {
+        let crash = Some(crash);
+        Plan { blows: Blows::None, crash, clients: 12, ..Plan::new(binary, rounds, seed) }
     }
 }
 
@@ -167,7 +207,7 @@ impl World {
         let ledger = Arc::new(Ledger::create(&folder.join("ledger"))?);
         let store = match &plan.store {
             Store::File => format!("file:{}", folder.join("onceward.db").display()),
-            Store::Postgres(url) => url.clone(),
+            Store::At(url) => url.clone(),
             Store::Memory => "memory:".to_owned(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").context("a port for upstream")?;
@@ -204,7 +244,7 @@ impl World {
             resends: plan.upstream_resends,
         });
         upstream.serve(listener);
-        let clients = Clients::new(Arc::clone(&record), Arc::clone(&fleet));
+        let clients = Clients::new(Arc::clone(&record), Arc::clone(&fleet), plan.may_lose);
         Ok(World { record, ledger, fleet, upstream, clients, proxies })
     }
 
@@ -251,6 +291,7 @@ impl World {
         let (turns, pauses): (Box<dyn Iterator<Item = Turn>>, _) = match plan.blows {
             Blows::Mixed => (Box::new(Turn::shuffled(plan.seed)), [250, 150]),
             Blows::Kills => (Box::new(Turn::kills(plan.seed)), [20, 80]),
+            Blows::None => (Box::new(std::iter::repeat(Turn::Quiet(Duration::ZERO))), [2, 2]),
         };
         for (round, turn) in turns.take(plan.rounds).enumerate() {
             let mut pause =
@@ -271,6 +312,11 @@ impl World {
                     thread::sleep(then);
                 }
             }
+            if let Some(Crash(crash)) = &plan.crash {
+                self.wait_for_calls();
+                self.record.fault(STORE_KILLED, &format!("round {round}"));
+                crash();
+            }
             if said.elapsed() > Duration::from_secs(10) {
                 said = Instant::now();
                 let (requests, calls) = self.record.progress();
@@ -281,6 +327,19 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Until there is load again: a server that nobody uses is easily killed.
+    fn wait_for_calls(&self) {
+        let give_up = Instant::now() + CALLS_MAX;
+        let (_, before) = self.record.progress();
+        while self.record.progress().1 < before + CALLS_BETWEEN_CRASHES {
+            // Nobody calls any more who knows that something was lost.
+            if Instant::now() > give_up || self.clients.was_told_of_a_loss() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// The ledger is a file of its own: what it says and what was recorded have to be the same.

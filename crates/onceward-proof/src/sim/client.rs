@@ -217,7 +217,8 @@ fn arrive(world: &Arc<World>, wish: &Wish, number: u32) -> Option<Connection> {
     let run = async move {
         let policy = Arc::clone(engine.policy_for(&parts).expect(problem));
         let admitted = engine.admit(&parts, &policy).expect(problem).expect(problem);
-        engine.run(admitted, Arc::new(parts), body, handler, sender).await;
+        let asked = engine.ask(admitted, &parts, &body);
+        engine.run(asked, handler, sender).await;
     };
     let hung_up = async move { drop(closed.await) };
     let run = bugs::detached(world, wish.id(), hung_up, run);

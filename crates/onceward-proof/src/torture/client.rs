@@ -38,6 +38,9 @@ pub(super) struct Clients {
     /// What was asked for, each once, in order.
     known: Mutex<Vec<(Subject, Charge)>>,
     calm: AtomicBool,
+    /// The store may lose something, and then say so for good.
+    may_lose: bool,
+    lost: AtomicBool,
 }
 
 /// How a request is made.
@@ -54,8 +57,14 @@ struct Manner {
 }
 
 impl Clients {
-    pub(super) fn new(record: Arc<Recorder>, fleet: Arc<Fleet>) -> Clients {
-        Clients { record, fleet, known: Mutex::default(), calm: AtomicBool::new(false) }
+    pub(super) fn new(record: Arc<Recorder>, fleet: Arc<Fleet>, may_lose: bool) -> Clients {
+        let [calm, lost] = [false; 2].map(AtomicBool::new);
+        Clients { record, fleet, known: Mutex::default(), calm, may_lose, lost }
+    }
+
+    /// Whether somebody was told that the store has lost something.
+    pub(super) fn was_told_of_a_loss(&self) -> bool {
+        self.lost.load(SeqCst)
     }
 
     /// Asks until it is calm. What has no answer for good is mostly asked for again.
@@ -119,7 +128,9 @@ impl Clients {
         let give_up = Instant::now() + FINAL_MAX;
         let patience = Duration::from_secs(10);
         let manner = Manner { slot, form: 0, halfway: Duration::ZERO, patience };
-        while !self.ask(subject, charge, manner).is_some_and(|answer| is_final(&answer)) {
+        let is_final =
+            |answer: Answer| is_final(&answer) || self.may_lose && is_told_of_a_loss(&answer);
+        while !self.ask(subject, charge, manner).is_some_and(is_final) {
             if Instant::now() > give_up {
                 return false;
             }
@@ -173,6 +184,9 @@ impl Clients {
         let request = self.record.asked(subject, &charge.asks());
         let answer = self.exchange(&charge.request(subject, manner.form), manner).ok();
         self.record.ended(request, answer.as_ref());
+        if answer.as_ref().is_some_and(is_told_of_a_loss) {
+            self.lost.store(true, SeqCst);
+        }
         answer
     }
 
@@ -199,6 +213,10 @@ impl Clients {
     fn known(&self) -> MutexGuard<'_, Vec<(Subject, Charge)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_told_of_a_loss(answer: &Answer) -> bool {
+    answer.code().as_deref() == Some("idempotency_store_regressed")
 }
 
 /// Whether asking again cannot bring anything else. Nobody resolves unknown outcomes here.

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// A moment that does not come within this is given up.
-const MOMENT_MAX: Duration = Duration::from_secs(3);
+const MOMENT_MAX: Duration = Duration::from_secs(10);
 
 /// What is done to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -32,7 +32,13 @@ impl Starting {
     /// Of this binary on this store. Settings and logs go into the folder.
     pub(super) fn new(binary: &Path, store: String, folder: &Path) -> Result<Starting> {
         let config = folder.join("onceward.toml");
-        std::fs::write(&config, SETTINGS).context("the config file cannot be written")?;
+        // Must be said of a store that may lose what it has acknowledged.
+        let durability = match store.starts_with("redis") {
+            true => "[store]\ndurability = \"best-effort\"\n",
+            false => "",
+        };
+        std::fs::write(&config, format!("{SETTINGS}{durability}"))
+            .context("the config file cannot be written")?;
         let (binary, folder) = (binary.to_owned(), folder.to_owned());
         Ok(Starting { binary, store, config, folder, starts: AtomicU64::new(0) })
     }
