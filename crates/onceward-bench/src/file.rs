@@ -154,9 +154,10 @@ async fn ours(path: &Path, concurrency: u64, time: Duration) -> anyhow::Result<(
 
 /// Reserve and complete, as one request does.
 async fn request(store: &dyn Store) -> anyhow::Result<()> {
-    const DAY: Duration = Duration::from_secs(86_400);
     request_kept(store, DAY, 30 * DAY).await
 }
+
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 
 /// The same for a record that is kept for so long, and its tombstone for so long after that.
 pub(crate) async fn request_kept(
@@ -164,9 +165,20 @@ pub(crate) async fn request_kept(
     retention: Duration,
     tombstone: Duration,
 ) -> anyhow::Result<()> {
-    let id = RecordId { scope: Scope::new("acme").context("scope")?, key: Key::new(key())? };
-    let ask = Ask {
-        id,
+    let ask = ask(&key(), retention, tombstone)?;
+    let Reservation::Granted { lease, .. } = store.reserve(ask).await? else {
+        bail!("a random key was taken");
+    };
+    match store.write(&lease, completes()).await? {
+        Written::Applied => Ok(()),
+        other => bail!("not applied: {other:?}"),
+    }
+}
+
+/// What the engine asks a store for a new request.
+pub(crate) fn ask(key: &str, retention: Duration, tombstone: Duration) -> anyhow::Result<Ask> {
+    Ok(Ask {
+        id: RecordId { scope: Scope::new("acme").context("scope")?, key: Key::new(key)? },
         fingerprint: Fingerprint::from_stored(1, [7; 32]),
         attempt: AttemptId::random(),
         mode: Mode::Execute,
@@ -180,12 +192,13 @@ pub(crate) async fn request_kept(
         method: "POST".into(),
         path: "/charges".into(),
         request: None,
-        queued_for: Duration::from_secs(86_400),
-    };
-    let Reservation::Granted { lease, .. } = store.reserve(ask).await? else {
-        bail!("a random key was taken");
-    };
-    let reply = Reply {
+        queued_for: DAY,
+    })
+}
+
+/// The end of such a request: a reply of 200 bytes.
+pub(crate) fn completes() -> Write {
+    Write::Complete(Reply {
         status: http::StatusCode::CREATED,
         headers: vec![(
             http::header::CONTENT_TYPE,
@@ -193,14 +206,10 @@ pub(crate) async fn request_kept(
         )],
         body: ReplyBody::Stored(Bytes::from_static(&[b'x'; 200])),
         schema_version: None,
-    };
-    match store.write(&lease, Write::Complete(reply)).await? {
-        Written::Applied => Ok(()),
-        other => bail!("not applied: {other:?}"),
-    }
+    })
 }
 
-fn key() -> String {
+pub(crate) fn key() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 

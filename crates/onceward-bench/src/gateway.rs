@@ -3,9 +3,9 @@
 
 use std::{
     env,
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Arc,
     time::Duration,
 };
 
@@ -16,10 +16,11 @@ use tempfile::TempDir;
 pub(crate) mod proxy; // the yardstick
 
 use crate::{
-    load::{self, Figures, Keys, Load},
-    postgres::{self, BODY, Server},
+    load::{Load, Service, Target},
+    postgres,
     process::Process,
-    report::{Measurement, Output, Report, Workload},
+    report::{Measurement, Report, Workload},
+    stores::{Kind, Site},
 };
 
 /// What is asked for.
@@ -44,7 +45,8 @@ pub(crate) struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "direct,proxy,unprotected,memory,file,postgres"
+        default_value = "direct,proxy,unprotected,memory,file,postgres,mariadb,redis,redis-cluster,\
+            dynamodb"
     )]
     contestants: Vec<Contestant>,
     /// How many completed keys the replays choose from.
@@ -56,9 +58,6 @@ pub(crate) struct Options {
     /// A PostgreSQL server to use, without a database's name; otherwise one is started.
     #[arg(long)]
     url: Option<String>,
-    /// In which form to print.
-    #[arg(short, long, default_value = "table")]
-    output: Output,
 }
 
 /// Who takes part, each before the same service.
@@ -76,6 +75,14 @@ enum Contestant {
     File,
     /// The gateway on `postgres://`.
     Postgres,
+    /// The gateway on `mysql://`.
+    Mariadb,
+    /// The gateway on `redis://`.
+    Redis,
+    /// The gateway on `redis+cluster://`.
+    RedisCluster,
+    /// The gateway on `dynamodb://`.
+    Dynamodb,
 }
 
 impl Contestant {
@@ -84,31 +91,33 @@ impl Contestant {
             Contestant::Direct => "direct",
             Contestant::Proxy => "proxy",
             Contestant::Unprotected => "unprotected",
-            Contestant::Memory => "memory",
-            Contestant::File => "file",
-            Contestant::Postgres => "postgres",
+            _ => self.store().map_or("", Kind::name),
         }
     }
 
-    /// Whether a key sent again gets the first answer.
-    fn replays(self) -> bool {
-        matches!(self, Contestant::Memory | Contestant::File | Contestant::Postgres)
+    /// The store in which keys are kept, so that one sent again gets the first answer.
+    fn store(self) -> Option<Kind> {
+        match self {
+            Contestant::Direct | Contestant::Proxy | Contestant::Unprotected => None,
+            Contestant::Memory => Some(Kind::Memory),
+            Contestant::File => Some(Kind::File),
+            Contestant::Postgres => Some(Kind::Postgres),
+            Contestant::Mariadb => Some(Kind::Mariadb),
+            Contestant::Redis => Some(Kind::Redis),
+            Contestant::RedisCluster => Some(Kind::RedisCluster),
+            Contestant::Dynamodb => Some(Kind::Dynamodb),
+        }
     }
 }
 
-const DATABASE: &str = "onceward_bench_gateway";
-
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
     let binary = options.binary.clone().map_or_else(build, Ok)?;
-    let server = match options.contestants.contains(&Contestant::Postgres) {
-        true => Some(Server::at_or_new(options.url.as_deref()).await?),
-        false => None,
-    };
-    let settings = match &server {
-        Some(server) => Some(server.settings().await?),
-        None => None,
-    };
-    let bench = Bench { options: &options, binary, server, own: [std::process::id()] };
+    let mut sites = Vec::new();
+    for kind in options.contestants.iter().filter_map(|contestant| contestant.store()) {
+        sites.push(Site::start_at(kind, options.url.as_deref()).await?);
+    }
+    let settings = sites.iter().find_map(Site::settings);
+    let bench = Bench { options, binary, sites };
     let mut measurements = Vec::new();
     for connections in options.connections.iter().copied() {
         let mut turns: Vec<_> = options
@@ -118,15 +127,11 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             .collect();
         for round in 0..options.rounds {
             for (workload, contestant) in turns.iter().copied() {
-                let figures = bench.measure(contestant, workload, connections).await;
-                let figures = figures
+                let measured = bench.measure(contestant, workload, connections).await;
+                let measured = measured
                     .with_context(|| format!("{}, {}", contestant.name(), workload.name()))?;
-                let measurement = Measurement {
-                    workload,
-                    round,
-                    contestant: contestant.name().to_owned(),
-                    ..Measurement::of(&bench.load(connections), &figures)
-                };
+                let contestant = contestant.name().to_owned();
+                let measurement = Measurement { workload, round, contestant, ..measured };
                 measurement.announce();
                 measurements.push(measurement);
             }
@@ -134,14 +139,20 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
             turns.rotate_left(1);
         }
     }
-    if let Some(server) = &bench.server {
-        server.drop_database(DATABASE).await?;
+    for site in bench.sites {
+        site.leave().await?;
     }
-    Report::new(settings, options.seconds, measurements).print(options.output)
+    let report = Report::new("gateway", settings, options.seconds, measurements);
+    Ok(report.showing(&[
+        ("unprotected", "proxy"),
+        ("memory", "proxy"),
+        ("file", "proxy"),
+        ("postgres", "proxy"),
+    ]))
 }
 
 /// Builds the gateway as it is in this workspace.
-fn build() -> anyhow::Result<PathBuf> {
+pub(crate) fn build() -> anyhow::Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let build = ["build", "--release", "--bin", "onceward"];
@@ -155,92 +166,93 @@ fn build() -> anyhow::Result<PathBuf> {
 struct Bench<'a> {
     options: &'a Options,
     binary: PathBuf,
-    server: Option<Server>,
-    /// The processes of the benchmark where it has no server.
-    own: [u32; 1],
+    sites: Vec<Site>,
 }
 
 impl Bench<'_> {
-    fn load(&self, connections: usize) -> Load<'_> {
-        Load {
-            connections,
-            warm_up: Duration::from_secs_f64(self.options.warm_up),
-            time: Duration::from_secs_f64(self.options.seconds),
-            processes: self.server.as_ref().map_or(&self.own, Server::processes),
-            contestant: None,
-        }
-    }
-
     async fn measure(
         &self,
         contestant: Contestant,
         workload: Workload,
         connections: usize,
-    ) -> anyhow::Result<Figures> {
+    ) -> anyhow::Result<Measurement> {
+        let site = self.sites.iter().find(|site| contestant.store() == Some(site.kind));
+        let place = match site {
+            Some(site) => Some((site, site.new_place().await?)),
+            None => None,
+        };
         let upstream = postgres::Contestant::Echo.start("", 0)?;
         let directory = tempfile::tempdir()?;
-        let before = self.start(contestant, &upstream, &directory).await?;
-        let measured = before.as_ref().unwrap_or(&upstream);
-        let address = measured.address;
-        let load = Load { contestant: Some(measured.id()), ..self.load(connections) };
-        let body = BODY.as_bytes();
-        let keys = match workload {
-            Workload::First => Keys::New,
-            Workload::Replay => {
-                let answered = Arc::from(load.preload(address, self.options.keys, body).await?);
-                match contestant.replays() {
-                    true => Keys::Same(answered),
-                    false => Keys::Ignored(answered),
-                }
-            }
+        let url = place.as_ref().map_or("memory:", |(_, place)| &place.url);
+        let before = self.start(contestant, upstream.address(), &directory, url)?;
+        let processes = site.map_or_else(|| vec![std::process::id()], Site::processes);
+        let load = Load {
+            connections,
+            warm_up: Duration::from_secs_f64(self.options.warm_up),
+            time: Duration::from_secs_f64(self.options.seconds),
+            processes: &processes,
+            contestant: before.as_ref().map_or(upstream.id(), |process| Some(process.id())),
         };
-        if let (Contestant::Postgres, Some(server)) = (contestant, &self.server) {
-            server.settle(&server.url(DATABASE)).await?;
-        }
-        let figures = load.run(address, keys, body).await?;
-        if contestant.replays() {
-            // What was answered must have been kept, or it was no work.
-            load::check(address, &figures.last, body).await?;
-        }
-        Ok(figures)
+        let address = before.as_ref().map_or(upstream.address(), |process| process.address);
+        let service = Service {
+            target: Target::payments(address),
+            replays: place.is_some(),
+            keys: self.options.keys,
+        };
+        let settle = async || match &place {
+            Some((site, place)) => site.settle(place).await,
+            None => Ok(()),
+        };
+        let figures = load.workload(workload, &service, settle).await?;
+        Ok(Measurement::of(&load, &figures))
     }
 
     /// What stands before the service.
-    async fn start(
+    fn start(
         &self,
         contestant: Contestant,
-        upstream: &Process,
+        upstream: SocketAddr,
         directory: &TempDir,
+        store: &str,
     ) -> anyhow::Result<Option<Process>> {
-        let store = match contestant {
+        match contestant {
             Contestant::Direct => return Ok(None),
             Contestant::Proxy => {
                 let mut command = Command::new(env::current_exe()?);
-                let upstream = upstream.address.to_string();
-                let process = command.args(["proxy", "--upstream", &upstream]);
+                let process = command.args(["proxy", "--upstream", &upstream.to_string()]);
                 return Process::start(contestant.name(), process).map(Some);
             }
-            Contestant::Unprotected | Contestant::Memory => "memory:".to_owned(),
-            Contestant::File => format!("file:{}", directory.path().join("bench.db").display()),
-            Contestant::Postgres => {
-                let server = self.server.as_ref().context("a server was started for it")?;
-                server.new_database(DATABASE).await?
-            }
-        };
+            _ => {}
+        }
         // What is off is passed on as any other request that nobody protects.
         let key = if contestant == Contestant::Unprotected { "off" } else { "required" };
-        let config = directory.path().join("onceward.toml");
-        std::fs::write(
-            &config,
-            format!(
-                "config_version = 1\n[gateway]\nupstream = \"http://{}\"\n\
-                 listen = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[store]\nurl = \"{store}\"\n\
-                 [[route]]\nmatch = \"POST /payments\"\nkey = \"{key}\"\n",
-                upstream.address
-            ),
-        )?;
-        let mut command = Command::new(&self.binary);
-        let command = command.args(["serve", "--config"]).arg(&config).stderr(Stdio::null());
-        Process::start(contestant.name(), command).map(Some)
+        serve(&self.binary, store, key, upstream, directory.path()).map(Some)
     }
+}
+
+/// The gateway on a store, before a service. Its settings are in this directory.
+pub(crate) fn serve(
+    binary: &Path,
+    store: &str,
+    key: &str,
+    upstream: SocketAddr,
+    directory: &Path,
+) -> anyhow::Result<Process> {
+    let durability = match store.starts_with("redis") {
+        true => "durability = \"best-effort\"\n",
+        false => "",
+    };
+    let config = directory.join("onceward.toml");
+    std::fs::write(
+        &config,
+        format!(
+            "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n\
+             listen = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n\
+             [store]\nurl = \"{store}\"\n{durability}\
+             [[route]]\nmatch = \"POST /payments\"\nkey = \"{key}\"\n"
+        ),
+    )?;
+    let mut command = Command::new(binary);
+    let command = command.args(["serve", "--config"]).arg(&config).stderr(Stdio::null());
+    Process::start("onceward", command)
 }

@@ -16,7 +16,11 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::machine::{Interference, Snapshot, worked_for};
+use crate::{
+    machine::{Interference, Snapshot, worked_for},
+    postgres::BODY,
+    report::Workload,
+};
 
 /// What a stalled service gets on top of its time, before the run is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -56,12 +60,43 @@ pub(crate) struct Load<'a> {
     pub(crate) contestant: Option<u32>,
 }
 
+/// Where to, and what but for the key.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) address: SocketAddr,
+    pub(crate) path: &'a str,
+    /// Who asks.
+    pub(crate) credential: &'a str,
+    /// Headers that a service needs beside those of all, as lines with their ends.
+    pub(crate) headers: &'a str,
+    pub(crate) body: &'a [u8],
+}
+
+impl Target<'static> {
+    /// What every service of ours serves.
+    pub(crate) fn payments(address: SocketAddr) -> Self {
+        let (path, credential) = ("/payments", "sk_bench_4242");
+        Target { address, path, credential, headers: "", body: BODY.as_bytes() }
+    }
+}
+
+/// What the load is for.
+pub(crate) struct Service<'a> {
+    pub(crate) target: Target<'a>,
+    /// Whether a key sent again gets the first answer.
+    pub(crate) replays: bool,
+    /// How many completed keys the replays choose from.
+    pub(crate) keys: usize,
+}
+
 /// What came of it.
 pub(crate) struct Figures {
     /// What others did meanwhile.
     pub(crate) interference: Interference,
     /// How long the processors worked for the contestant, in seconds, while requests were counted.
     pub(crate) worked: Option<f64>,
+    /// How many requests were answered, warm-up included.
+    pub(crate) answered: u64,
     /// How long each request took, in nanoseconds, sorted.
     pub(crate) latencies: Vec<u64>,
     /// The last answer of each connection, warm-up included.
@@ -71,22 +106,48 @@ pub(crate) struct Figures {
 impl Figures {
     /// The latency that `share` of the requests do not exceed, in microseconds.
     pub(crate) fn percentile_us(&self, share: f64) -> f64 {
-        let rank = (self.latencies.len() as f64 * share).ceil() as usize;
-        self.latencies.get(rank.saturating_sub(1)).map_or(f64::NAN, |nanos| *nanos as f64 / 1e3)
+        percentile_us(&self.latencies, share)
     }
 }
 
+/// Of sorted nanoseconds.
+pub(crate) fn percentile_us(sorted: &[u64], share: f64) -> f64 {
+    let rank = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).map_or(f64::NAN, |nanos| *nanos as f64 / 1e3)
+}
+
 impl Load<'_> {
-    /// Sends requests for a time. What was answered within it is counted, after the warm-up.
-    pub(crate) async fn run(
+    /// One workload: for replays the keys come first. `settle` is called just before what is measured.
+    pub(crate) async fn workload(
         &self,
-        address: SocketAddr,
-        keys: Keys,
-        body: &[u8],
+        workload: Workload,
+        service: &Service<'_>,
+        settle: impl AsyncFnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Figures> {
+        let Service { target, replays, keys } = *service;
+        let keys = match workload {
+            Workload::First => Keys::New,
+            Workload::Replay => {
+                // Preloading is no measurement, and need not take as long with one connection.
+                let preload = Load { connections: self.connections.max(16), ..*self };
+                let answered = Arc::from(preload.preload(target, keys).await?);
+                if replays { Keys::Same(answered) } else { Keys::Ignored(answered) }
+            }
+        };
+        settle().await?;
+        let figures = self.run(target, keys).await?;
+        if replays {
+            // What was answered must have been kept, or it was no work.
+            check(target, &figures.last).await?;
+        }
+        Ok(figures)
+    }
+
+    /// Sends requests for a time. What was answered within it is counted, after the warm-up.
+    pub(crate) async fn run(&self, target: Target<'_>, keys: Keys) -> anyhow::Result<Figures> {
         let mut connections = Vec::new();
         for _ in 0..self.connections {
-            connections.push(Connection::open(address, body).await?);
+            connections.push(Connection::open(target).await?);
         }
         let before = Snapshot::take(self.processes)?;
         let from = Instant::now() + self.warm_up;
@@ -96,12 +157,13 @@ impl Load<'_> {
         for connection in connections {
             tasks.spawn(send(connection, keys.clone(), from, until));
         }
-        let (mut latencies, mut last) = (Vec::new(), Vec::new());
+        let (mut latencies, mut last, mut answered) = (Vec::new(), Vec::new(), 0);
         let all = async {
             while let Some(one) = tasks.join_next().await {
                 let one = one??;
-                latencies.extend(one.0);
-                last.extend(one.1);
+                latencies.extend(one.latencies);
+                last.extend(one.last);
+                answered += one.answered;
             }
             anyhow::Ok(())
         };
@@ -114,20 +176,19 @@ impl Load<'_> {
             Some(worked) => Some(worked.await??),
             None => None,
         };
-        Ok(Figures { interference, worked, latencies, last })
+        Ok(Figures { interference, worked, answered, latencies, last })
     }
 
     /// Has `count` new keys answered.
     pub(crate) async fn preload(
         &self,
-        address: SocketAddr,
+        target: Target<'_>,
         count: usize,
-        body: &[u8],
     ) -> anyhow::Result<Vec<Answered>> {
         let mut tasks = JoinSet::new();
         let connections = self.connections.clamp(1, count.max(1));
         for index in 0..connections {
-            let mut connection = Connection::open(address, body).await?;
+            let mut connection = Connection::open(target).await?;
             let share = count / connections + usize::from(index < count % connections);
             tasks.spawn(async move {
                 let mut answered = Vec::with_capacity(share);
@@ -156,26 +217,30 @@ async fn worked_between(process: u32, from: Instant, until: Instant) -> anyhow::
 }
 
 /// Sends each key again: the bodies must be those of the first answers.
-pub(crate) async fn check(
-    address: SocketAddr,
-    answered: &[Answered],
-    body: &[u8],
-) -> anyhow::Result<()> {
-    let mut connection = Connection::open(address, body).await?;
+async fn check(target: Target<'_>, answered: &[Answered]) -> anyhow::Result<()> {
+    let mut connection = Connection::open(target).await?;
     for first in answered {
         first.compare(connection.post(first.key).await?)?;
     }
     Ok(())
 }
 
-/// One connection's part: a request after the other. Returns the latencies, and the last answer.
+/// What came of one connection.
+struct Sent {
+    answered: u64,
+    latencies: Vec<u64>,
+    last: Option<Answered>,
+}
+
+/// One connection's part: a request after the other.
 async fn send(
     mut connection: Connection,
     keys: Keys,
     from: Instant,
     until: Instant,
-) -> anyhow::Result<(Vec<u64>, Option<Answered>)> {
+) -> anyhow::Result<Sent> {
     let mut latencies = Vec::with_capacity(1 << 16);
+    let mut count = 0;
     let mut last = None;
     let mut begun = Instant::now();
     while begun < until {
@@ -195,13 +260,14 @@ async fn send(
             }
         }
         let answered = Instant::now();
+        count += 1;
         if answered >= from && answered <= until {
             latencies.push(u64::try_from((answered - begun).as_nanos()).unwrap_or(u64::MAX));
         }
         begun = answered;
     }
     let last = last.map(|key| Answered { key, body: connection.body().into() });
-    Ok((latencies, last))
+    Ok(Sent { answered: count, latencies, last })
 }
 
 impl Key {
@@ -239,12 +305,13 @@ struct Connection {
 }
 
 impl Connection {
-    async fn open(address: SocketAddr, body: &[u8]) -> anyhow::Result<Self> {
+    async fn open(target: Target<'_>) -> anyhow::Result<Self> {
+        let Target { address, path, credential, headers, body } = target;
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         let mut request = format!(
-            "POST /payments HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer sk_bench_4242\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\nIdempotency-Key: ",
+            "POST {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {credential}\r\n\
+             {headers}Content-Type: application/json\r\nContent-Length: {}\r\nIdempotency-Key: ",
             body.len()
         )
         .into_bytes();
@@ -348,7 +415,8 @@ mod tests {
     fn a_percentile_is_a_latency_that_was_seen() {
         let latencies = (1..=100).map(|micros| micros * 1000).collect();
         let interference = Interference { foreign: 0.0, steal: 0.0 };
-        let figures = Figures { interference, worked: None, latencies, last: Vec::new() };
+        let figures =
+            Figures { interference, worked: None, answered: 100, latencies, last: Vec::new() };
         assert_eq!(figures.percentile_us(0.5), 50.0);
         assert_eq!(figures.percentile_us(0.99), 99.0);
     }

@@ -39,7 +39,8 @@ impl Snapshot {
             }
         }
         let ours = |id: &u32| ancestry(*id, &processes).any(|id| roots.contains(&id));
-        snapshot.ours = processes.iter().filter(|(id, _)| ours(id)).map(|(_, one)| one.ticks).sum();
+        snapshot.ours =
+            processes.iter().filter(|(id, _)| ours(id)).map(|(_, one)| one.ticks + one.ended).sum();
         Ok(snapshot)
     }
 
@@ -79,6 +80,8 @@ pub(crate) fn worked_for(process: u32) -> anyhow::Result<f64> {
 struct Process {
     parent: u32,
     ticks: u64,
+    /// Of its children that have ended.
+    ended: u64,
 }
 
 impl Process {
@@ -91,7 +94,8 @@ impl Process {
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         let parent = u32::try_from(number(1)?).ok()?;
-        Some(Process { parent, ticks: number(11)? + number(12)? })
+        let (ticks, ended) = (number(11)? + number(12)?, number(13)? + number(14)?);
+        Some(Process { parent, ticks, ended })
     }
 }
 
@@ -121,7 +125,7 @@ mod tests {
         assert_eq!(Snapshot::parse("cpu0 1 2 3"), None);
         let process =
             Process::parse("7 (a) b) S 3 7 7 0 -1 0 0 0 0 0 40 2 9 9 20 0").expect("read");
-        assert_eq!((process.parent, process.ticks), (3, 42));
+        assert_eq!((process.parent, process.ticks, process.ended), (3, 42, 18));
     }
 
     #[test]

@@ -1,28 +1,51 @@
 //! Benchmarks: contestants are interleaved within one run, and compared by ratio. A figure is worth
 //! something only with the command that made it.
 
-use clap::{Parser, Subcommand};
-use tokio::runtime::Builder;
+use std::{fs, path::PathBuf};
 
+use clap::{Parser, Subcommand};
+use tokio::runtime::{Builder, Runtime};
+
+mod all; // everything that is quoted
+mod chart; // ratios as bars
 mod file;
 mod fingerprint;
 mod gateway; // the binary, beside a plain proxy
+mod growth; // what becomes dearer as there is more of it
+mod instructions; // counted, where time would vary
 mod load; // requests over kept-alive connections, from one thread
 mod machine; // who else used it during a measurement
 mod postgres; // HTTP services on a real PostgreSQL: by hand, and with Onceward
 mod process; // contestants, each a process of its own
 mod reap; // what the reaper costs those whom it is not about
 mod report; // tables and ratios
+mod stores; // each store beside its raw limit
+
+use report::{Finding, Output};
 
 #[derive(Parser)]
-#[command(about = "Measures Onceward beside its yardsticks")]
+#[command(about = "Measures Onceward beside its yardsticks; everything if no command is given")]
 struct Arguments {
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
+    /// A look at everything, in a few seconds each. Such figures are not to be quoted.
+    #[arg(long, global = true)]
+    quick: bool,
+    /// In which form to print.
+    #[arg(short, long, global = true, default_value = "table")]
+    output: Output,
+    /// Write all that was measured to this file too, as JSON.
+    #[arg(long, global = true, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the ratios to this file.
+    #[arg(long, global = true, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum What {
+    /// Everything that is quoted.
+    All,
     /// The fingerprint, beside parsing the same body with serde_json.
     Fingerprint,
     /// The embedded store: requests (reserve and complete) per second, and writes per fsync.
@@ -34,15 +57,28 @@ enum What {
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
     },
-    /// Services on PostgreSQL, over HTTP: no idempotency, by hand, and Onceward.
+    /// Services on PostgreSQL, over HTTP: no idempotency, by hand, others' and Onceward.
     Postgres(postgres::Options),
     /// Onceward on PostgreSQL, over HTTP, with few and with many records in its tables.
     PostgresSize(postgres::size::Options),
     /// The gateway on each store, over HTTP, beside a plain proxy.
     Gateway(gateway::Options),
+    /// Each store beside its raw limit: the same work on its engine, without us and without HTTP.
+    Stores(stores::Options),
     /// Requests while a million records past their retention are removed, and while they are not; and
     /// how large a store is after each of many retentions.
     Reap(reap::Options),
+    /// What becomes dearer: many records, sustained traffic, a hot tenant, a key that many wait for, large
+    /// replies, many operations in flight, a slow disk.
+    Growth(growth::Options),
+    /// Instructions of what every request goes through, under valgrind, beside those that are kept.
+    Instructions(instructions::Options),
+    /// Part of `instructions`. The benchmark starts it by itself.
+    #[command(hide = true)]
+    Repeat(instructions::Repeat),
+    /// Work without HTTP. The benchmark starts it by itself.
+    #[command(hide = true)]
+    Drive(stores::Drive),
     /// The plain proxy, until its input ends. The benchmark starts it by itself.
     #[command(hide = true)]
     Proxy(gateway::proxy::Proxy),
@@ -52,39 +88,104 @@ enum What {
 }
 
 fn main() -> anyhow::Result<()> {
-    match Arguments::parse().what {
-        What::Fingerprint => {
-            fingerprint::run();
-            Ok(())
-        }
-        What::File { rounds, seconds } => {
-            let threads = Builder::new_multi_thread().enable_all().build()?;
-            threads.block_on(file::run(rounds, seconds))
-        }
-        // One thread for the load, so that it takes as little as it can from what it measures.
-        What::Postgres(options) => {
-            let one_thread = Builder::new_current_thread().enable_all().build()?;
-            one_thread.block_on(postgres::run(options))
-        }
-        What::PostgresSize(options) => {
-            let one_thread = Builder::new_current_thread().enable_all().build()?;
-            one_thread.block_on(postgres::size::run(options))
-        }
-        What::Gateway(options) => {
-            let one_thread = Builder::new_current_thread().enable_all().build()?;
-            one_thread.block_on(gateway::run(options))
-        }
-        What::Reap(options) => {
-            let threads = Builder::new_multi_thread().enable_all().build()?;
-            threads.block_on(reap::run(options))
-        }
-        What::Proxy(proxy) => {
-            let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            threads.block_on(gateway::proxy::serve(proxy))
-        }
-        What::Serve(service) => {
-            let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            threads.block_on(postgres::serve(service))
+    let arguments = Arguments::parse();
+    let mut findings =
+        Findings { arguments: &arguments, found: serde_json::Map::new(), bars: vec![] };
+    match &arguments.what {
+        None | Some(What::All) => all::run(arguments.quick, &mut findings),
+        Some(what) => {
+            anyhow::ensure!(!arguments.quick, "--quick is for a look at everything");
+            match what.run()? {
+                Some((name, finding)) => findings.add(name, &*finding),
+                None => Ok(()),
+            }
         }
     }
+}
+
+/// What was found out so far. It is written after each command: a long run may be broken off.
+struct Findings<'a> {
+    arguments: &'a Arguments,
+    found: serde_json::Map<String, serde_json::Value>,
+    bars: Vec<report::Bar>,
+}
+
+impl Findings<'_> {
+    fn add(&mut self, name: &str, finding: &dyn Finding) -> anyhow::Result<()> {
+        match self.arguments.output {
+            Output::Table => finding.print(),
+            Output::Json => println!("{}", serde_json::to_string_pretty(&finding.json()?)?),
+        }
+        self.found.insert(name.to_owned(), finding.json()?);
+        self.bars.extend(finding.bars());
+        if let Some(file) = &self.arguments.json {
+            fs::write(file, serde_json::to_string_pretty(&self.found)?)?;
+        }
+        if let Some(file) = &self.arguments.svg {
+            fs::write(file, chart::svg(&self.bars))?;
+        }
+        Ok(())
+    }
+}
+
+/// A name, and what came of it.
+type Found = Option<(&'static str, Box<dyn Finding>)>;
+
+impl What {
+    fn run(&self) -> anyhow::Result<Found> {
+        let found: (_, Box<dyn Finding>) = match self {
+            What::Postgres(options) => {
+                ("postgres", Box::new(vec![one_thread()?.block_on(postgres::run(options))?]))
+            }
+            What::PostgresSize(options) => {
+                let report = one_thread()?.block_on(postgres::size::run(options))?;
+                ("postgres-size", Box::new(vec![report]))
+            }
+            What::Gateway(options) => {
+                ("gateway", Box::new(vec![one_thread()?.block_on(gateway::run(options))?]))
+            }
+            What::Stores(options) => {
+                ("stores", Box::new(one_thread()?.block_on(stores::run(options))?))
+            }
+            What::Reap(options) => {
+                let threads = Builder::new_multi_thread().enable_all().build()?;
+                ("reap", Box::new(threads.block_on(reap::run(options))?))
+            }
+            What::Growth(options) => {
+                ("growth", Box::new(two_threads()?.block_on(growth::run(options))?))
+            }
+            What::Instructions(options) => ("instructions", Box::new(instructions::run(options)?)),
+            other => return other.do_alone().map(|()| None),
+        };
+        Ok(Some(found))
+    }
+
+    /// Those that print for themselves, and parts of others.
+    fn do_alone(&self) -> anyhow::Result<()> {
+        match self {
+            What::Fingerprint => {
+                fingerprint::run();
+                Ok(())
+            }
+            What::File { rounds, seconds } => {
+                let threads = Builder::new_multi_thread().enable_all().build()?;
+                threads.block_on(file::run(*rounds, *seconds))
+            }
+            What::Repeat(repeat) => instructions::repeat(repeat),
+            What::Drive(drive) => two_threads()?.block_on(stores::drive(drive)),
+            What::Proxy(proxy) => two_threads()?.block_on(gateway::proxy::serve(proxy)),
+            What::Serve(service) => two_threads()?.block_on(postgres::serve(service)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// For the load, so that it takes as little as it can from what it measures.
+fn one_thread() -> anyhow::Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
+
+/// As contestants have them.
+fn two_threads() -> anyhow::Result<Runtime> {
+    Ok(Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }

@@ -2,7 +2,7 @@
 //! idempotency, with what teams write by hand, and with Onceward. They take turns; each is a
 //! process of its own with two threads, started anew on an empty database for each measurement.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -11,15 +11,18 @@ mod by_hand; // the yardsticks
 mod contestant; // who takes part, and their processes
 mod database; // the server, and a new database each time
 mod payment; // what all of them serve
+mod peers; // alternatives that others publish
 pub(crate) mod size; // small and large tables
 
+pub(crate) use by_hand::TABLE;
 pub(crate) use contestant::{Contestant, Serve, serve};
 pub(crate) use database::{Server, Settings, connect};
 pub(crate) use payment::BODY;
+pub(crate) use size::fill;
 
 use crate::{
-    load::{self, Figures, Keys, Load},
-    report::{Measurement, Output, Report, Workload},
+    load::{Load, Service},
+    report::{Measurement, Report, Workload},
 };
 
 /// What is asked for.
@@ -59,23 +62,26 @@ pub(crate) struct Options {
     /// A server to use, without a database's name; otherwise one is started.
     #[arg(long)]
     url: Option<String>,
-    /// In which form to print.
-    #[arg(short, long, default_value = "table")]
-    output: Output,
 }
 
 const DATABASE: &str = "onceward_bench";
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
     let server = Server::at_or_new(options.url.as_deref()).await?;
     let settings = server.settings().await?;
     let mut measurements = Vec::new();
     for connections in options.connections.iter().copied() {
-        let run = Run { options: &options, server: &server, connections };
+        let run = Run { options, server: &server, connections };
         measurements.extend(run.rounds().await?);
     }
     server.drop_database(DATABASE).await?;
-    Report::new(Some(settings), options.seconds, measurements).print(options.output)
+    let report = Report::new("postgres", Some(settings), options.seconds, measurements);
+    Ok(report.showing(&[
+        ("onceward", "sqlx"),
+        ("onceward", "tokio-postgres"),
+        ("onceward", "axum-idempotent"),
+        ("onceward", "restate"),
+    ]))
 }
 
 /// All rounds with the same number of connections.
@@ -147,14 +153,22 @@ impl Run<'_> {
         let Turn { workload, contestant, pool } = turn;
         let url = self.server.new_database(DATABASE).await?;
         let process = contestant.start(&url, pool.unwrap_or_default())?;
+        let mut processes = self.server.processes().to_vec();
+        processes.extend(process.id());
         let load = Load {
             connections: self.connections,
             warm_up: Duration::from_secs_f64(self.options.warm_up),
             time: Duration::from_secs_f64(seconds),
-            processes: self.server.processes(),
-            contestant: None,
+            processes: &processes,
+            contestant: process.id(),
         };
-        let figures = self.load(turn, load, process.address, &url).await;
+        let service = Service {
+            target: process.target(),
+            replays: contestant.replays(),
+            keys: self.options.keys,
+        };
+        let settle = async || self.server.settle(&url).await;
+        let figures = load.workload(workload, &service, settle).await;
         let figures =
             figures.with_context(|| format!("{}, {}", contestant.name(), workload.name()))?;
         let measurement = Measurement {
@@ -166,34 +180,5 @@ impl Run<'_> {
         };
         measurement.announce();
         Ok(measurement)
-    }
-
-    async fn load(
-        &self,
-        turn: Turn,
-        load: Load<'_>,
-        address: SocketAddr,
-        url: &str,
-    ) -> anyhow::Result<Figures> {
-        let body = BODY.as_bytes();
-        let keys = match turn.workload {
-            Workload::First => Keys::New,
-            Workload::Replay => {
-                // Preloading is no measurement, and need not take as long with one connection.
-                let preload = Load { connections: load.connections.max(16), ..load };
-                let answered = Arc::from(preload.preload(address, self.options.keys, body).await?);
-                match turn.contestant.replays() {
-                    true => Keys::Same(answered),
-                    false => Keys::Ignored(answered),
-                }
-            }
-        };
-        self.server.settle(url).await?;
-        let figures = load.run(address, keys, body).await?;
-        if turn.contestant.replays() {
-            // What was answered must have been kept, or it was no work.
-            load::check(address, &figures.last, body).await?;
-        }
-        Ok(figures)
     }
 }

@@ -21,9 +21,10 @@ use tempfile::TempDir;
 use tokio::{task::JoinSet, time::MissedTickBehavior};
 
 use crate::{
-    file::request_kept,
+    file::{DAY, request_kept},
+    load::percentile_us,
     postgres::{Server, connect},
-    report::{Output, median},
+    report::{Bar, Finding, median},
 };
 
 /// What is asked for.
@@ -53,9 +54,6 @@ pub(crate) struct Options {
     /// A PostgreSQL server to use, without a database's name; otherwise one is started.
     #[arg(long)]
     url: Option<String>,
-    /// In which form to print.
-    #[arg(short, long, default_value = "table")]
-    output: Output,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -70,18 +68,14 @@ const DATABASE: &str = "onceward_bench_reap";
 /// So many are made at once, to fill a store.
 const FILLING: u64 = 256;
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: &Options) -> anyhow::Result<Vec<Measured>> {
     let mut results = Vec::new();
     for kind in options.stores.iter().copied() {
         let place = Place::new(kind, options.url.as_deref()).await?;
-        results.push(measure(&options, kind, &place).await.with_context(|| format!("{kind:?}"))?);
+        results.push(measure(options, kind, &place).await.with_context(|| format!("{kind:?}"))?);
         place.leave().await?;
     }
-    match options.output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&results)?),
-        Output::Table => results.iter().for_each(Measured::print),
-    }
-    Ok(())
+    Ok(results)
 }
 
 /// Where a store is, and how large.
@@ -153,7 +147,7 @@ fn path(folder: &TempDir) -> PathBuf {
 
 /// What was measured on one store.
 #[derive(Serialize)]
-struct Measured {
+pub(crate) struct Measured {
     store: Kind,
     records: u64,
     rate: u64,
@@ -304,15 +298,24 @@ impl Options {
     }
 }
 
-const DAY: Duration = Duration::from_secs(86_400);
-
 impl Window {
     fn of(sorted: &[u64]) -> Window {
-        let at = |share: f64| {
-            let rank = (sorted.len() as f64 * share).ceil() as usize;
-            sorted.get(rank.saturating_sub(1)).map_or(f64::NAN, |nanos| *nanos as f64 / 1e3)
-        };
+        let at = |share: f64| percentile_us(sorted, share);
         Window { requests: sorted.len(), p50_us: at(0.5), p99_us: at(0.99), max_us: at(1.0) }
+    }
+}
+
+impl Finding for Vec<Measured> {
+    fn print(&self) {
+        self.iter().for_each(Measured::print);
+    }
+
+    fn json(&self) -> serde_json::Result<serde_json::Value> {
+        serde_json::to_value(self)
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        Vec::new()
     }
 }
 
@@ -380,7 +383,6 @@ mod tests {
             cycles: 2,
             cycle_records: 50,
             url: None,
-            output: Output::Table,
         };
         let measured = measure(&options, Kind::File, &place).await.expect("measured");
         assert_eq!(measured.reaped, 300);

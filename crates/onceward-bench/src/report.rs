@@ -19,6 +19,27 @@ pub(crate) enum Output {
     Json,
 }
 
+/// What a command found out.
+pub(crate) trait Finding {
+    /// For people.
+    fn print(&self);
+
+    /// For programs.
+    fn json(&self) -> serde_json::Result<serde_json::Value>;
+
+    /// For the chart.
+    fn bars(&self) -> Vec<Bar>;
+}
+
+/// A ratio with its spread.
+pub(crate) struct Bar {
+    pub(crate) group: String,
+    pub(crate) label: String,
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
 /// What the load sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -52,6 +73,8 @@ pub(crate) struct Measurement {
     pub(crate) p99_us: f64,
     /// How long the processors worked for the contestant, for each request.
     pub(crate) cpu_us: Option<f64>,
+    /// What each record takes in the store.
+    pub(crate) bytes: Option<f64>,
     pub(crate) interference: Interference,
 }
 
@@ -69,6 +92,7 @@ impl Measurement {
             p50_us: figures.percentile_us(0.5),
             p99_us: figures.percentile_us(0.99),
             cpu_us: figures.worked.map(|worked| worked * 1e6 / figures.latencies.len() as f64),
+            bytes: None,
             interference: figures.interference,
         }
     }
@@ -93,11 +117,15 @@ impl Measurement {
 /// All that was measured, and where.
 #[derive(Serialize)]
 pub(crate) struct Report {
+    pub(crate) title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) postgres: Option<Settings>,
     pub(crate) seconds: f64,
     pub(crate) measurements: Vec<Measurement>,
     ratios: Vec<Ratio>,
+    /// Who is compared with whom in the chart.
+    #[serde(skip)]
+    shown: &'static [(&'static str, &'static str)],
 }
 
 /// One contestant by another, in the same rounds.
@@ -127,22 +155,22 @@ const QUANTITIES: [Quantity; 3] = [
 
 impl Report {
     pub(crate) fn new(
+        title: impl Into<String>,
         postgres: Option<Settings>,
         seconds: f64,
         measurements: Vec<Measurement>,
     ) -> Self {
-        let mut report = Report { postgres, seconds, measurements, ratios: Vec::new() };
+        let title = title.into();
+        let mut report =
+            Report { title, postgres, seconds, measurements, ratios: Vec::new(), shown: &[] };
         report.ratios =
             report.groups().into_iter().flat_map(|group| report.compare(group)).collect();
         report
     }
 
-    pub(crate) fn print(&self, output: Output) -> anyhow::Result<()> {
-        match output {
-            Output::Json => println!("{}", serde_json::to_string_pretty(self)?),
-            Output::Table => self.print_tables(),
-        }
-        Ok(())
+    /// The same with these comparisons in the chart.
+    pub(crate) fn showing(self, shown: &'static [(&'static str, &'static str)]) -> Self {
+        Report { shown, ..self }
     }
 
     /// What was measured under the same circumstances, in the order in which it was begun.
@@ -214,6 +242,7 @@ impl Report {
     }
 
     fn print_tables(&self) {
+        println!("\n== {}", self.title);
         if let Some(Settings { version, shared_buffers, .. }) = &self.postgres {
             println!(
                 "PostgreSQL {version}, fsync and synchronous_commit on, \
@@ -230,8 +259,16 @@ impl Report {
         let (connections, workload) = group;
         println!("\n{}, connections: {connections}, {} s a round", workload.name(), self.seconds);
         println!(
-            "{:<18}{:>6}{:>12}{:>20}{:>11}{:>11}{:>11}{:>12}",
-            "", "pool", "requests/s", "(min - max)", "p50 ms", "p99 ms", "CPU us", "others"
+            "{:<18}{:>6}{:>12}{:>20}{:>11}{:>11}{:>11}{:>11}{:>9}",
+            "",
+            "pool",
+            "requests/s",
+            "(min - max)",
+            "p50 ms",
+            "p99 ms",
+            "CPU us",
+            "bytes",
+            "others"
         );
         for contestant in self.contestants(group) {
             let figures = |of: fn(&Measurement) -> f64| -> Vec<f64> {
@@ -240,10 +277,12 @@ impl Report {
             let rates = figures(|one| one.per_second);
             let pool = self.of(group).find(|one| one.contestant == contestant);
             let pool = pool.and_then(|one| one.pool).map_or(String::new(), |pool| pool.to_string());
-            let cpu = median(&figures(|one| one.cpu_us.unwrap_or(f64::NAN)));
-            let cpu = if cpu.is_nan() { String::new() } else { format!("{cpu:.1}") };
+            let known =
+                |value: f64| if value.is_nan() { String::new() } else { format!("{value:.1}") };
+            let cpu = known(median(&figures(|one| one.cpu_us.unwrap_or(f64::NAN))));
+            let bytes = known(median(&figures(|one| one.bytes.unwrap_or(f64::NAN))));
             println!(
-                "{:<18}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{cpu:>11}{:>11.0}%",
+                "{:<18}{pool:>6}{:>12.0}{:>20}{:>11.3}{:>11.3}{cpu:>11}{bytes:>11}{:>8.0}%",
                 contestant,
                 median(&rates),
                 format!(
@@ -269,6 +308,42 @@ impl Report {
                 ratio.rounds.iter().map(|ratio| format!("{ratio:.2}")).collect();
             println!("{:<12}{pair:<36}{:>8.2}   {}", ratio.what, ratio.median, rounds.join(" "));
         }
+    }
+}
+
+/// How many connections the chart is about, if there are several numbers.
+const CHARTED: usize = 64;
+
+impl Finding for Vec<Report> {
+    fn print(&self) {
+        self.iter().for_each(Report::print_tables);
+    }
+
+    fn json(&self) -> serde_json::Result<serde_json::Value> {
+        serde_json::to_value(self)
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        self.iter().flat_map(Report::bars).collect()
+    }
+}
+
+impl Report {
+    fn bars(&self) -> Vec<Bar> {
+        let has = |number| self.ratios.iter().any(|ratio| ratio.connections == number);
+        let is_shown = |ratio: &&Ratio| {
+            ratio.what == "requests/s"
+                && (ratio.connections == CHARTED || !has(CHARTED))
+                && self.shown.contains(&(&ratio.contestant, &ratio.to))
+        };
+        let bar = |ratio: &Ratio| Bar {
+            group: format!("{}, {}", self.title, ratio.workload.name()),
+            label: format!("{} / {}", ratio.contestant, ratio.to),
+            median: ratio.median,
+            min: ratio.rounds.iter().copied().fold(f64::INFINITY, f64::min),
+            max: ratio.rounds.iter().copied().fold(0.0, f64::max),
+        };
+        self.ratios.iter().filter(is_shown).map(bar).collect()
     }
 }
 
@@ -300,6 +375,7 @@ mod tests {
             p50_us: 1.0,
             p99_us: 1.0,
             cpu_us: None,
+            bytes: None,
             interference: Interference { foreign: 0.0, steal: 0.0 },
         }
     }
@@ -312,11 +388,15 @@ mod tests {
             measured("fast", 1, 120.0),
             measured("slow", 1, 40.0),
         ];
-        let report = Report::new(None, 1.0, measurements);
+        let report = Report::new("", None, 1.0, measurements);
         let ratio = &report.ratios[0];
         assert_eq!((&*ratio.contestant, &*ratio.to, ratio.what), ("fast", "slow", "requests/s"));
         assert_eq!(ratio.rounds, [2.0, 3.0]);
         assert_eq!(ratio.median, 2.5);
         assert!(report.ratios.iter().all(|ratio| ratio.what != "CPU"), "it was not measured");
+        assert!(report.bars().is_empty(), "nothing is to be shown");
+        let bars = report.showing(&[("fast", "slow")]).bars();
+        assert_eq!(bars.len(), 1);
+        assert_eq!((bars[0].median, bars[0].min, bars[0].max), (2.5, 2.0, 3.0));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Proxy {
 type ToUpstream = Client<HttpConnector, Incoming>;
 
 /// Serves on a free port, says which, and ends with its input.
-pub(crate) async fn serve(proxy: Proxy) -> anyhow::Result<()> {
+pub(crate) async fn serve(proxy: &Proxy) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     process::serves(&listener)?;
     let mut connector = HttpConnector::new();

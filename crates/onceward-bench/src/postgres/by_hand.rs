@@ -16,7 +16,7 @@ pub(crate) mod sqlx;
 pub(crate) mod tokio_postgres;
 
 /// Half of each page is left to the replies, which come with the update.
-const TABLE: &str = "CREATE TABLE IF NOT EXISTS idempotency_keys (
+pub(crate) const TABLE: &str = "CREATE TABLE IF NOT EXISTS idempotency_keys (
     scope bytea NOT NULL,
     key text COLLATE \"C\" NOT NULL,
     fingerprint bytea NOT NULL,

@@ -1,15 +1,20 @@
 //! The contestants, each a service in a process of its own.
 
-use std::{env, process::Command, sync::Arc};
+use std::{env, net::SocketAddr, process::Command};
 
 use axum::{Router, body::Bytes, routing::post, serve::ListenerExt as _};
 use clap::{Args, ValueEnum};
-use onceward::{Idempotency, PgOptions, PgStore, Policy};
+use onceward::{Idempotency, Policy};
+use onceward_testbed::Restate;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
-use super::{by_hand, payment};
-use crate::process::{self, Process};
+use super::{by_hand, payment, peers};
+use crate::{
+    load::Target,
+    process::{self, Process},
+    stores,
+};
 
 /// Who takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
@@ -23,7 +28,11 @@ pub(crate) enum Contestant {
     SqlxTuned,
     /// By hand, with tokio-postgres and deadpool.
     TokioPostgres,
-    /// The layer on a `PgStore`, with its defaults.
+    /// The published crate of this name, on its own store for PostgreSQL.
+    AxumIdempotent,
+    /// Restate's server before a service of its Rust SDK, on its own log.
+    Restate,
+    /// The layer on the store of the URL, both with their defaults.
     Onceward,
 }
 
@@ -35,6 +44,8 @@ impl Contestant {
             Contestant::Sqlx => "sqlx",
             Contestant::SqlxTuned => "sqlx-tuned",
             Contestant::TokioPostgres => "tokio-postgres",
+            Contestant::AxumIdempotent => "axum-idempotent",
+            Contestant::Restate => "restate",
             Contestant::Onceward => "onceward",
         }
     }
@@ -46,14 +57,26 @@ impl Contestant {
 
     /// Whether its size of pool is to be found out. Others have none, or choose it themselves.
     pub(crate) fn has_pool(self) -> bool {
-        matches!(self, Contestant::Sqlx | Contestant::SqlxTuned | Contestant::TokioPostgres)
+        matches!(
+            self,
+            Contestant::Sqlx
+                | Contestant::SqlxTuned
+                | Contestant::TokioPostgres
+                | Contestant::AxumIdempotent
+        )
     }
 
     /// Its process.
-    pub(crate) fn start(self, url: &str, pool: u32) -> anyhow::Result<Process> {
+    pub(crate) fn start(self, url: &str, pool: u32) -> anyhow::Result<Started> {
+        match self {
+            Contestant::AxumIdempotent => return peers::axum_idempotent(url, pool),
+            Contestant::Restate => return peers::restate(),
+            _ => {}
+        }
         let mut command = Command::new(env::current_exe()?);
         command.args(["serve", "--contestant", self.name(), "--url", url]);
-        Process::start(self.name(), command.args(["--pool", &pool.to_string()]))
+        let service = Process::start(self.name(), command.args(["--pool", &pool.to_string()]))?;
+        Ok(Started { path: "/payments", headers: "", service, before: None })
     }
 
     async fn service(self, url: &str, pool: u32) -> anyhow::Result<Router> {
@@ -63,7 +86,35 @@ impl Contestant {
             Contestant::SqlxTuned => by_hand::sqlx::service(url, pool, true).await,
             Contestant::TokioPostgres => by_hand::tokio_postgres::service(url, pool as usize).await,
             Contestant::Onceward => onceward(url).await,
+            Contestant::AxumIdempotent | Contestant::Restate => {
+                anyhow::bail!("{} has a program of its own", self.name())
+            }
         }
+    }
+}
+
+/// A contestant that runs: its service, and what is before that.
+pub(crate) struct Started {
+    pub(super) path: &'static str,
+    pub(super) headers: &'static str,
+    pub(super) service: Process,
+    pub(super) before: Option<Restate>,
+}
+
+impl Started {
+    /// Where the load is sent.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.before.as_ref().map_or(self.service.address, Restate::ingress)
+    }
+
+    pub(crate) fn target(&self) -> Target<'static> {
+        let Started { path, headers, .. } = *self;
+        Target { path, headers, ..Target::payments(self.address()) }
+    }
+
+    /// The process whose work is measured.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.before.as_ref().map_or(Some(self.service.id()), Restate::pid)
     }
 }
 
@@ -78,8 +129,7 @@ fn pays() -> Router {
 
 /// The same service behind the layer.
 async fn onceward(url: &str) -> anyhow::Result<Router> {
-    let store = PgStore::connect(PgOptions::new(url)).await?;
-    Ok(pays().layer(Idempotency::new(Arc::new(store), Policy::required())))
+    Ok(pays().layer(Idempotency::new(stores::open(url).await?, Policy::required())))
 }
 
 /// Which service to be.
@@ -94,7 +144,7 @@ pub(crate) struct Serve {
 }
 
 /// Serves on a free port, says which, and ends with its input: also when the benchmark was killed.
-pub(crate) async fn serve(service: Serve) -> anyhow::Result<()> {
+pub(crate) async fn serve(service: &Serve) -> anyhow::Result<()> {
     let app = service.contestant.service(&service.url, service.pool).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     process::serves(&listener)?;

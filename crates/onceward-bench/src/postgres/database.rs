@@ -14,7 +14,7 @@ pub(crate) struct Server {
 }
 
 /// What the figures depend on.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub(crate) struct Settings {
     pub(crate) version: String,
     pub(crate) fsync: String,

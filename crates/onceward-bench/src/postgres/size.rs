@@ -9,11 +9,10 @@ use tokio_postgres::Client;
 use super::{
     contestant::Contestant,
     database::{self, Server},
-    payment,
 };
 use crate::{
-    load::{Answered, Keys, Load},
-    report::{Measurement, Output, Report, Workload},
+    load::{Answered, Keys, Load, Target},
+    report::{Measurement, Report, Workload},
 };
 
 /// What is asked for.
@@ -40,20 +39,17 @@ pub(crate) struct Options {
     /// A server to use, without a database's name; otherwise one is started.
     #[arg(long)]
     url: Option<String>,
-    /// In which form to print.
-    #[arg(short, long, default_value = "table")]
-    output: Output,
 }
 
 /// How many records one statement makes.
 const CHUNK: u64 = 1_000_000;
 
-pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
+pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
     let server = Server::at_or_new(options.url.as_deref()).await?;
     let settings = server.settings().await?;
     let mut filled = Vec::new();
     for size in options.sizes.iter().copied() {
-        filled.push(Filled::new(&options, &server, size).await?);
+        filled.push(Filled::new(options, &server, size).await?);
     }
     let workloads = [Workload::First, Workload::Replay];
     let mut turns: Vec<_> =
@@ -69,7 +65,7 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<()> {
     for filled in &filled {
         server.drop_database(&filled.database).await?;
     }
-    Report::new(Some(settings), options.seconds, measurements).print(options.output)
+    Ok(Report::new("postgres-size", Some(settings), options.seconds, measurements))
 }
 
 impl Options {
@@ -99,24 +95,14 @@ impl Filled {
         let url = server.new_database(&database).await?;
         let process = Contestant::Onceward.start(&url, 0)?;
         let load = options.load(server);
-        let real = load.preload(process.address, 1, payment::BODY.as_bytes()).await?;
+        let real = load.preload(Target::payments(process.address()), 1).await?;
         let real = real.first().context("one answer")?;
         drop(process);
+        let keys = fill(&url, size, options.keys).await?;
+        let answered: Vec<Answered> =
+            keys.iter().map(|key| real.under(key)).collect::<anyhow::Result<_>>()?;
         let client = database::connect(&url).await?;
-        let mut made = 0;
-        while made < size {
-            let until = size.min(made + CHUNK);
-            copy(&client, made + 1, until).await?;
-            made = until;
-            eprintln!("{made} of {size} records");
-        }
         let last = client.query_one("SELECT max(record_id) FROM onceward.records", &[]).await?;
-        let step = i64::try_from((size / options.keys.max(1)).max(1))?;
-        let keys = "SELECT md5(n::text) FROM generate_series(1::bigint, $1, $2) AS n";
-        let mut answered = Vec::new();
-        for row in client.query(keys, &[&i64::try_from(size)?, &step]).await? {
-            answered.push(real.under(row.try_get(0)?)?);
-        }
         Ok(Filled {
             name: format!("{size} records"),
             database,
@@ -140,7 +126,7 @@ impl Filled {
             Workload::First => Keys::New,
             Workload::Replay => Keys::Same(Arc::clone(&self.answered)),
         };
-        let figures = load.run(process.address, keys, payment::BODY.as_bytes()).await?;
+        let figures = load.run(Target::payments(process.address()), keys).await?;
         let measurement = Measurement {
             workload,
             round,
@@ -155,12 +141,30 @@ impl Filled {
     /// A small table would not stay small.
     async fn forget_new_records(&self, url: &str) -> anyhow::Result<()> {
         let client = database::connect(url).await?;
-        for table in ["records", "replies", "leases"] {
+        for table in ["records", "replies"] {
             let delete = format!("DELETE FROM onceward.{table} WHERE record_id > $1");
             client.execute(&delete, &[&self.last_record]).await?;
         }
+        client.batch_execute("DELETE FROM onceward.leases").await?;
         Ok(())
     }
+}
+
+/// Makes copies of the one record that is there. Returns about so many of their keys, from all over the
+/// table.
+pub(crate) async fn fill(url: &str, size: u64, keys: u64) -> anyhow::Result<Vec<String>> {
+    let client = database::connect(url).await?;
+    let mut made = 0;
+    while made < size {
+        let until = size.min(made + CHUNK);
+        copy(&client, made + 1, until).await?;
+        made = until;
+        eprintln!("{made} of {size} records");
+    }
+    let step = i64::try_from((size / keys.max(1)).max(1))?;
+    let some = "SELECT md5(n::text) FROM generate_series(1::bigint, $1, $2) AS n";
+    let rows = client.query(some, &[&i64::try_from(size)?, &step]).await?;
+    Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
 }
 
 /// Copies the first record and its reply. Keys are as random as those of clients; within one
@@ -168,13 +172,14 @@ impl Filled {
 async fn copy(client: &Client, from: u64, until: u64) -> anyhow::Result<()> {
     let others = "SELECT string_agg(quote_ident(column_name), ', ') \
         FROM information_schema.columns WHERE table_schema = 'onceward' \
-        AND table_name = 'records' AND column_name NOT IN ('record_id', 'key', 'reap_at')";
+        AND table_name = 'records' \
+        AND column_name NOT IN ('record_id', 'key', 'created_at', 'reap_at')";
     let others: String = client.query_one(others, &[]).await?.try_get(0)?;
     let statement = format!(
         "WITH first AS (SELECT * FROM onceward.records ORDER BY record_id LIMIT 1),
         copies AS (
-            INSERT INTO onceward.records (key, reap_at, {others})
-            SELECT md5(n::text), reap_at + n, {others}
+            INSERT INTO onceward.records (key, created_at, reap_at, {others})
+            SELECT md5(n::text), created_at + n, reap_at + n, {others}
             FROM first, generate_series({from}, {until}) AS n ORDER BY 1
             RETURNING record_id
         )
