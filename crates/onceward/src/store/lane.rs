@@ -1,15 +1,15 @@
 //! Natural batching: whoever finds all connections free goes at once; while one is busy, the next
 //! batch gathers, and goes beside it when it is large enough.
+//!
+//! The worker that sends a batch gathers the next one meanwhile, and sends it itself if it is done
+//! first: one request after the other wakes no second worker.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::{future::pending, pin::pin, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{Mutex, mpsc, oneshot, watch},
+    time::timeout,
 };
-
-use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
 
 use super::{StoreError, StoreErrorKind};
 
@@ -73,11 +73,10 @@ impl<E: Element> Lane<E> {
     pub(super) fn start(links: Vec<E::Link>, closing: &watch::Receiver<bool>) -> Self {
         let (line, elements) = mpsc::channel(LINE_MAX);
         let (alive, workers) = watch::channel(());
-        let (elements, alive) = (Arc::new(Mutex::new(elements)), Arc::new(alive));
-        let busy = Arc::new(Busy::default());
+        let head = Arc::new(Mutex::new(Head { elements, gathered: Batch::default() }));
+        let alive = Arc::new(alive);
         for link in links {
-            let (elements, busy) = (Arc::clone(&elements), Arc::clone(&busy));
-            let worker = Worker { elements, closing: closing.clone(), busy };
+            let worker = Worker { head: Arc::clone(&head), closing: closing.clone() };
             tokio::spawn(worker.run(link, Arc::clone(&alive)));
         }
         Lane { line, workers }
@@ -116,36 +115,26 @@ impl<E: Element> Lane<E> {
 }
 
 struct Worker<E> {
-    elements: Arc<Mutex<mpsc::Receiver<E>>>,
+    head: Arc<Mutex<Head<E>>>,
     closing: watch::Receiver<bool>,
-    busy: Arc<Busy>,
 }
 
-/// How many workers are sending a batch.
-#[derive(Debug, Default)]
-struct Busy {
-    count: AtomicUsize,
-    one_less: Notify,
-}
-
-impl Busy {
-    fn begin(&self) -> impl Drop {
-        struct End<'b>(&'b Busy);
-        impl Drop for End<'_> {
-            fn drop(&mut self) {
-                self.0.count.fetch_sub(1, Ordering::Relaxed);
-                self.0.one_less.notify_waiters();
-            }
-        }
-        self.count.fetch_add(1, Ordering::Relaxed);
-        End(self)
-    }
+/// The head of the line. One worker has it, and gathers there what goes next.
+struct Head<E> {
+    elements: mpsc::Receiver<E>,
+    gathered: Batch<E>,
 }
 
 /// Elements that go together.
 struct Batch<E> {
     elements: Vec<E>,
     bytes: usize,
+}
+
+impl<E> Default for Batch<E> {
+    fn default() -> Self {
+        Batch { elements: Vec::new(), bytes: 0 }
+    }
 }
 
 impl<E: Element> Batch<E> {
@@ -171,49 +160,72 @@ impl<E: Element> Batch<E> {
 
 impl<E: Element> Worker<E> {
     async fn run(mut self, mut link: E::Link, alive: Arc<watch::Sender<()>>) {
-        while let Some(batch) = self.gather().await {
-            if !batch.is_empty() {
-                let _busy = self.busy.begin();
-                E::run(batch, &mut link).await;
+        let mut held = None;
+        loop {
+            let mut head = match held.take() {
+                Some(head) => head,
+                None => self.head.lock().await,
+            };
+            let Some(batch) = head.next(&mut self.closing).await else { break };
+            let mut sending = pin!(E::run(batch, &mut link));
+            tokio::select! {
+                biased;
+                () = &mut sending => held = Some(head),
+                () = head.gather() => {
+                    // For whoever is free, now or first.
+                    drop(head);
+                    sending.await;
+                }
             }
         }
+        drop(held);
         link.close().await;
         drop(alive);
     }
+}
 
-    /// What stands in line now; waits until something does. `None` when the store is closed and the
-    /// line is empty.
-    async fn gather(&mut self) -> Option<Vec<E>> {
-        let mut elements = self.elements.lock().await;
-        let first = tokio::select! {
-            biased;
-            first = elements.recv() => first,
-            () = until_closing(&mut self.closing) => {
-                elements.close();
-                elements.recv().await
-            }
-        };
-        let mut batch = Batch { elements: Vec::new(), bytes: 0 };
-        batch.push(first?);
-        batch.take(&mut elements);
-        let one_less = self.busy.one_less.notified();
-        if self.busy.count.load(Ordering::Relaxed) > 0 {
-            // Small batches beside each other cost more than one after the other.
-            let wait = async {
-                while batch.elements.len() < E::BATCH_EAGER && !batch.is_full() {
-                    let Some(element) = elements.recv().await else { break };
-                    batch.push(element);
-                    batch.take(&mut elements);
+impl<E: Element> Head<E> {
+    /// What was gathered and what stands in line now; waits until something does. `None` when the store
+    /// is closed and the line is empty.
+    async fn next(&mut self, closing: &mut watch::Receiver<bool>) -> Option<Vec<E>> {
+        while self.gathered.elements.is_empty() {
+            let first = tokio::select! {
+                biased;
+                first = self.elements.recv() => first,
+                () = until_closing(closing) => {
+                    self.elements.close();
+                    self.elements.recv().await
                 }
             };
-            tokio::select! {
-                () = wait => {}
-                () = one_less => {}
-                () = tokio::time::sleep(GATHER_TIME_MAX) => {}
-            }
-            batch.take(&mut elements);
+            self.gathered.push(first?);
         }
-        Some(batch.elements)
+        self.gathered.take(&mut self.elements);
+        Some(std::mem::take(&mut self.gathered).elements)
+    }
+
+    /// Gathers until there is enough to go beside what is on its way, or until it has waited long enough.
+    /// Small batches beside each other cost more than one after the other.
+    ///
+    /// # Cancel safety
+    /// May be dropped: what was gathered stays.
+    async fn gather(&mut self) {
+        while self.gathered.elements.is_empty() {
+            match self.elements.recv().await {
+                Some(element) => self.gathered.push(element),
+                None => return pending().await,
+            }
+        }
+        self.gathered.take(&mut self.elements);
+        let Head { elements, gathered } = self;
+        let more = async {
+            while gathered.elements.len() < E::BATCH_EAGER && !gathered.is_full() {
+                let Some(element) = elements.recv().await else { return pending().await };
+                gathered.push(element);
+                gathered.take(elements);
+            }
+        };
+        // Late is as good as enough.
+        let _ = timeout(GATHER_TIME_MAX, more).await;
     }
 }
 

@@ -10,7 +10,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot::{self, error::TryRecvError},
+};
 use tracing::Instrument as _;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -33,8 +36,8 @@ impl<T> Detached<T> {
 }
 
 impl<T> Future for Detached<T> {
-    /// An error if the work has come to its end without an answer.
-    type Output = Result<T, oneshot::error::RecvError>;
+    /// None if the work has come to its end without an answer.
+    type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -45,7 +48,14 @@ impl<T> Future for Detached<T> {
                 this.work = None;
             }
         }
-        Pin::new(&mut this.answer).poll(context)
+        match this.answer.try_recv() {
+            Ok(answer) => Poll::Ready(Some(answer)),
+            Err(TryRecvError::Closed) => Poll::Ready(None),
+            // Only the work answers, and it was told whom to wake. Were this task to be woken by the
+            // answer too, it would be woken while it runs, and run once more for nothing.
+            Err(TryRecvError::Empty) if this.work.is_some() => Poll::Pending,
+            Err(TryRecvError::Empty) => Pin::new(&mut this.answer).poll(context).map(Result::ok),
+        }
     }
 }
 
@@ -61,7 +71,11 @@ impl<T> Drop for Detached<T> {
 mod tests {
     use std::{
         future::{pending, poll_fn},
-        sync::Arc,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
+        task::{Wake, Waker},
     };
 
     use tokio::{
@@ -114,8 +128,43 @@ mod tests {
         may_go_on.notify_one();
         let waits = tokio::spawn(async move { (task::id(), detached.await) });
         let (waiting, answer) = waits.await.expect("no panic");
-        assert!(answer.is_err(), "it came to its end without an answer");
+        assert!(answer.is_none(), "it came to its end without an answer");
         assert_eq!(done.await.expect("done"), Some(waiting));
+    }
+
+    #[test]
+    fn an_answer_does_not_wake_who_takes_it() {
+        let runtime = runtime();
+        let (sender, answer) = oneshot::channel();
+        let mut steps = 0;
+        let mut sender = Some(sender);
+        let work = Box::pin(poll_fn(move |_| {
+            steps += 1;
+            match (steps, sender.take()) {
+                (2, Some(sender)) => Poll::Ready(drop(sender.send("answered"))),
+                (_, kept) => {
+                    sender = kept;
+                    Poll::Pending
+                }
+            }
+        }));
+        let mut detached = runtime.block_on(async { Detached::new(work, answer) });
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut context = Context::from_waker(&waker);
+        assert!(Pin::new(&mut detached).poll(&mut context).is_pending());
+        let answered = Pin::new(&mut detached).poll(&mut context);
+        assert_eq!(answered, Poll::Ready(Some("answered")));
+        assert_eq!(wakes.0.load(Relaxed), 0);
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
     }
 
     #[tokio::test]
@@ -138,7 +187,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_does_not_wait_for_what_is_left_to_do_after_it() {
         let Sample { detached, may_go_on, done } = sample(true);
-        assert_eq!(detached.await, Ok("answered"));
+        assert_eq!(detached.await, Some("answered"));
         may_go_on.notify_one();
         assert!(done.await.is_ok());
     }
@@ -150,7 +199,7 @@ mod tests {
             let _held = sender;
             panic!("on purpose");
         });
-        assert!(Detached::new(work, answer).await.is_err());
+        assert!(Detached::new(work, answer).await.is_none());
     }
 
     #[test]

@@ -86,13 +86,13 @@ where
     let (sender, answer) = oneshot::channel();
     let run = Box::pin(Arc::clone(engine).run(asked, handler, sender));
     match Detached::new(run, answer).await {
-        Ok(answer) => answer.map(|captured| match captured {
+        Some(answer) => answer.map(|captured| match captured {
             Captured::Whole(body) => Body::full(body),
             Captured::TooLarge(rest) => rest,
         }),
         // It ended without an answer: a store panicked.
         // The handler may have been called.
-        Err(_) => {
+        None => {
             let unknown = Rejection::first_unknown(StatusCode::BAD_GATEWAY, "process_stopped");
             engine.reject(unknown, policy).map(Body::full)
         }
