@@ -58,6 +58,7 @@ mod provider_ids;
 mod queued;
 mod quota;
 mod redis_bugs;
+mod redis_failovers;
 mod redis_home;
 mod redis_losses;
 mod redis_lost_answers;
