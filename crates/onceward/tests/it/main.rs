@@ -14,6 +14,7 @@ mod dynamodb;
 mod dynamodb_bugs;
 mod dynamodb_home;
 mod dynamodb_items;
+mod dynamodb_workers;
 mod effects;
 mod faults;
 mod file_examine;
