@@ -10,13 +10,13 @@ use aws_sdk_dynamodb::{
     },
 };
 use onceward::{
-    DynamoStore, Effects, Store as _,
+    CachedStore, DynamoStore, Effects, Store as _,
     clock::{Clock as _, ManualClock, SystemClock},
     record::ProviderId,
     store::{Ask, DynamoOpenError, Noted, Reaped, StoreErrorKind, Which, Write},
     testing::samples::{ask, claim, queued, reply, retry},
 };
-use onceward_testbed::DynamoDb;
+use onceward_testbed::{DynamoDb, Redis};
 
 use crate::dynamodb_home::{Between, client_at, grant, items, new_table, options_at, store_at};
 
@@ -159,4 +159,12 @@ async fn what_is_asked_for_twice_is_told_of() {
     let ids = vec![running.id.clone(), done.id.clone(), running.id.clone(), done.id.clone()];
     let settled = store.settled(ids).await.expect("an answer");
     assert_eq!(settled, [done.id.clone(), done.id]);
+}
+
+#[tokio::test]
+async fn a_cache_keeps_no_larger_replies_than_its_store() {
+    let store = Arc::new(store_at(&DynamoDb::shared().endpoint(), &new_table()).await);
+    let cap = store.reply_cap();
+    let cached = CachedStore::new(store, &Redis::shared().url()).await.expect("a store");
+    assert_eq!(cached.reply_cap(), cap);
 }
