@@ -109,7 +109,12 @@ impl Inner {
         self.step(
             &ask.id,
             Seen::ProbablyAbsent,
-            |held, now| machine::reserve(held.map(|it| &it.record), &ask, now),
+            |held, now| {
+                // Again with each answer: the one that tells of the record may be the first that shows
+                // how far off the clock is.
+                self.skew.check()?;
+                Ok(machine::reserve(held.map(|it| &it.record), &ask, now))
+            },
             |answer, held| {
                 let kept = request.as_deref().filter(|_| machine::keeps_request(answer));
                 Inner::keep_request(kept, held)
@@ -123,7 +128,10 @@ impl Inner {
         self.step(
             &claim.id,
             Seen::Nothing,
-            |held, now| machine::claim(held.map(|it| &it.record), &claim, now),
+            |held, now| {
+                self.skew.check()?;
+                Ok(machine::claim(held.map(|it| &it.record), &claim, now))
+            },
             |_, _| Vec::new(),
         )
         .await
@@ -142,7 +150,7 @@ impl Inner {
         self.step(
             &resolve.id,
             Seen::Nothing,
-            |held, now| machine::resolve(held.map(|it| &it.record), resolve.clone(), now),
+            |held, now| Ok(machine::resolve(held.map(|it| &it.record), resolve.clone(), now)),
             |_, _| Vec::new(),
         )
         .await

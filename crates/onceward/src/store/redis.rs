@@ -34,10 +34,12 @@ mod link;
 mod list;
 mod look;
 mod open;
+mod promise;
 mod provider_ids;
 mod row;
 mod scope_keys;
 mod script;
+mod tally;
 mod value;
 mod workers;
 

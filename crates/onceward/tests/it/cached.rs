@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onceward::{
-    CachedStore, MemoryStore, Store,
+    CachedStore, MemoryStore, Scope, Store,
     clock::{Clock as _, ManualClock, SystemClock},
     record::State,
     store::{Ask, Reservation, Resolution, Resolve, Resolved, StoreErrorKind, Write},
@@ -169,6 +169,38 @@ async fn a_slow_cache_is_not_waited_for() {
         assert!(is_replay(&hurried, &asked).await);
     }
     assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+}
+
+/// A connection takes several answers to be made, and a request waits for one.
+#[tokio::test]
+async fn a_cache_to_which_it_is_far_comes_back_after_its_connection_broke() {
+    let proxy = CutProxy::start(Redis::shared().address());
+    let world = World::at(&format!("redis://{}", proxy.address())).await;
+    let asked = ask("far-0001");
+    world.complete(&asked).await;
+    proxy.delay(Duration::from_millis(200));
+    proxy.cut();
+    let hurried = world.one.patience(Duration::from_millis(600));
+    for _ in 0..10 {
+        assert!(is_replay(&hurried, &asked).await);
+        if hurried.hits() > 0 {
+            return;
+        }
+        // For so long nobody asks.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+    panic!("it was never reached again");
+}
+
+/// Erasing it would part the nodes: those that start later have another key.
+#[tokio::test]
+async fn the_key_of_the_cache_is_not_erased_as_that_of_a_client() {
+    let world = World::new().await;
+    let of_cache = Scope::new("onceward-cache").expect("a scope");
+    let refused = world.one.drop_scope_keys(&of_cache, "asked for").await.expect_err("refused");
+    assert!(refused.to_string().contains("cache"), "{refused}");
+    let of_client = Scope::new("acme").expect("a scope");
+    assert_eq!(world.one.drop_scope_keys(&of_client, "asked for").await.expect("an answer"), 0);
 }
 
 #[tokio::test]

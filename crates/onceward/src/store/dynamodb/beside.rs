@@ -88,7 +88,7 @@ impl Inner {
             |held, _| {
                 let saved =
                     held.is_some_and(|it| it.steps.iter().any(|name| **name == *advance.name()));
-                machine::advance(held.map(|it| &it.record), lease, &advance, saved)
+                Ok(machine::advance(held.map(|it| &it.record), lease, &advance, saved))
             },
             |answer, held| match (answer, &advance) {
                 (Advanced::Applied, Advance::Save { name, result }) => {
@@ -157,7 +157,8 @@ impl Inner {
         join_all(keys.map(|key| self.delete(key))).await;
     }
 
-    /// Deletes all that is noted about a record that is about to go.
+    /// Deletes all that is noted about a record that is gone. It counts for nothing by then, so that a
+    /// failure does no harm.
     pub(super) async fn clean_notes(&self, held: &Held) -> Result<(), StoreError> {
         let items = self.range(&partition(&held.record.id), NOTE, &format!("{NOTE}~")).await?;
         for item in items {

@@ -113,6 +113,10 @@ impl Calls {
             if !again || begun.elapsed() + pause > PATIENCE {
                 return Err(Failed::Store(self.store_error(kind, error)));
             }
+            if !matches!(error, SdkError::ServiceError(_)) {
+                // The next answer may come from another server.
+                self.count_epoch();
+            }
             sleep(pause.mul_f64(rand::random_range(0.0..1.0))).await;
             pause = (pause * 2).min(PAUSE_LONGEST);
         }

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use aws_sdk_dynamodb::{
     Client,
     config::{BehaviorVersion, Credentials, Region, retry::RetryConfig, timeout::TimeoutConfig},
-    operation::{create_table::CreateTableError, describe_table::DescribeTableError},
+    error::{ProvideErrorMetadata, SdkError},
+    operation::{
+        create_table::CreateTableError, describe_table::DescribeTableError, query::QueryError,
+    },
     types::{
         AttributeDefinition, BillingMode, GlobalSecondaryIndex, IndexStatus, KeySchemaElement,
         KeyType, Projection, ProjectionType, ScalarAttributeType, TableStatus,
@@ -18,6 +21,7 @@ use super::{
     call::{Calls, Failed, Kind, damaged},
     item::{Item, Put as _, Reader, key, number},
     skew::Skew,
+    table::Slice,
 };
 use crate::{
     clock::{Clock, SystemClock},
@@ -62,6 +66,16 @@ pub enum DynamoOpenError {
     /// It was not ready in time.
     #[error("the table {0} is still being created")]
     NotReady(String),
+    /// It was made without an index, or the index is not ready: nothing would be swept, reaped or listed.
+    #[error(
+        "the table {table} cannot be read by the index {index}: create it, as docs/guide/dynamodb.md says"
+    )]
+    NoIndex {
+        /// Its name.
+        table: String,
+        /// The index that is missing.
+        index: &'static str,
+    },
     /// It is somebody else's, or of another version of this library.
     #[error("the table {table} has items of version {found}, and this is version {SCHEMA}")]
     OtherVersion {
@@ -213,6 +227,11 @@ impl DynamoStore {
             return Err(DynamoOpenError::OtherVersion { table: options.table, found });
         }
         inner.shards = read.number("shards").map_err(damaged).map_err(unavailable)?;
+        for (index, names) in [(BY_DUE, ("due", "due_at")), (BY_LISTED, ("listed", "listed_at"))] {
+            if !inner.has_index(index, names).await.map_err(unavailable)? {
+                return Err(DynamoOpenError::NoIndex { table: options.table, index });
+            }
+        }
         Ok(DynamoStore(Arc::new(inner)))
     }
 }
@@ -225,6 +244,22 @@ pub(super) fn schema_key() -> Item {
 impl Inner {
     pub(super) async fn schema(&self) -> Result<Option<Item>, StoreError> {
         self.get(schema_key()).await
+    }
+
+    /// Whether this index can be read. Asked with the rights that the workers need anyway.
+    async fn has_index(&self, index: &str, names: (&str, &str)) -> Result<bool, StoreError> {
+        let part = "none".to_owned();
+        let (from, to, ascending, limit) = (0, 0, true, Some(1));
+        let slice = Slice { index, names, part, from, to, ascending, limit, after: None };
+        let Err(error) = self.slice(&slice).await else { return Ok(true) };
+        use std::error::Error as _;
+        let said = error.source().and_then(|source| {
+            source.downcast_ref::<SdkError<QueryError>>().and_then(ProvideErrorMetadata::code)
+        });
+        match said {
+            Some("ValidationException") => Ok(false),
+            _ => Err(error),
+        }
     }
 
     /// Writes down the version of an empty table, unless somebody else was faster.
@@ -252,7 +287,7 @@ impl Inner {
                 use std::error::Error as _;
                 let missing = error.source().is_some_and(|source| {
                     source
-                        .downcast_ref::<aws_sdk_dynamodb::error::SdkError<DescribeTableError>>()
+                        .downcast_ref::<SdkError<DescribeTableError>>()
                         .and_then(|error| error.as_service_error())
                         .is_some_and(DescribeTableError::is_resource_not_found_exception)
                 });

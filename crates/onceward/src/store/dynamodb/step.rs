@@ -72,7 +72,7 @@ impl Inner {
         &self,
         id: &RecordId,
         seen: Seen,
-        decide: impl Fn(Option<&Held>, Timestamp) -> Step<A>,
+        decide: impl Fn(Option<&Held>, Timestamp) -> Result<Step<A>, StoreError>,
         beside: impl Fn(&A, &mut Held) -> Vec<Item>,
     ) -> Result<A, StoreError> {
         let mut seen = seen;
@@ -83,7 +83,7 @@ impl Inner {
                 Seen::ProbablyAbsent => None,
                 Seen::Found(held) => Some(held),
             };
-            let step = decide(found.as_deref(), self.clock.now());
+            let step = decide(found.as_deref(), self.clock.now())?;
             let keeps = step.change == Change::Keep;
             if keeps && guessed {
                 continue;

@@ -1,6 +1,6 @@
 //! The plain calls: one item, a range of a partition, a part of an index, many items by their keys.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use aws_sdk_dynamodb::types::{
     AttributeValue, ConditionCheck, KeysAndAttributes, Put, ReturnValuesOnConditionCheckFailure,
@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::types::{
 use super::{
     Inner,
     call::{Kind, pause},
-    item::{Item, bytes, number, text},
+    item::{Item, Reader, bytes, number, text},
     row::{Held, record_key},
 };
 use crate::store::StoreError;
@@ -127,11 +127,18 @@ impl Inner {
     }
 
     /// The items of these keys, as they are now, in any order; only these attributes, if any are named.
+    /// A key that is given twice is asked for once: the service refuses the other.
     pub(super) async fn get_many(
         &self,
         keys: Vec<Item>,
         only: &[&str],
     ) -> Result<Vec<Item>, StoreError> {
+        let mut asked = HashSet::with_capacity(keys.len());
+        let address = |key: &Item| {
+            let read = Reader(key);
+            read.text("pk").ok().zip(read.text("sk").ok()).map(|(pk, sk)| format!("{pk}\0{sk}"))
+        };
+        let keys: Vec<Item> = keys.into_iter().filter(|key| asked.insert(address(key))).collect();
         let mut items = Vec::with_capacity(keys.len());
         for chunk in keys.chunks(KEYS_MAX) {
             let mut left = chunk.to_vec();

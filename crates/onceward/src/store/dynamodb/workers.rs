@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use futures_util::future::{join_all, try_join_all};
-use tracing::error;
+use tracing::{debug, error};
 
 use super::{
     Inner,
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     machine::{self, Change},
-    record::{Effects, Record, State},
+    record::{Effects, Record, RecordId, State},
     store::{Reaped, Resumable, StoreError, Swept, Which},
 };
 
@@ -27,6 +27,18 @@ const AT_ONCE: usize = 16;
 
 /// How many candidates are read from each part of an index at a time.
 const PAGE: i32 = 100;
+
+/// What cannot be read today cannot be read tomorrow: it is told of in the log, and must not stand in the
+/// way of the others.
+fn or_left_alone<T>(done: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+    match done {
+        Err(error) if !error.may_be_repeated() => {
+            error!(%error, "an item is damaged, and is left alone");
+            Ok(None)
+        }
+        done => done.map(Some),
+    }
+}
 
 /// Goes through the records of some kinds that are due, the earliest first within each page of each
 /// part of the index.
@@ -132,7 +144,7 @@ impl Inner {
             let room = limit as usize - swept.len();
             let moved = some.iter().take(room).map(|held| self.sweep_one(held));
             for moved in join_all(moved).await {
-                swept.extend(moved?);
+                swept.extend(or_left_alone(moved)?.flatten());
             }
         }
         Ok(swept)
@@ -140,6 +152,8 @@ impl Inner {
 
     /// If somebody else was faster, it is alive, or moved on already.
     async fn sweep_one(&self, held: &Held) -> Result<Option<Swept>, StoreError> {
+        // By the answer that told of this record.
+        self.skew.check()?;
         let step = machine::sweep(&held.record, self.clock.now());
         let (Some(swept), Change::Put(record)) = (step.answer, step.change) else {
             return Ok(None);
@@ -175,7 +189,7 @@ impl Inner {
         {
             let room = (limit - count(&reaped)) as usize;
             for done in join_all(some.iter().take(room).map(|held| self.reap_one(held))).await {
-                let done = done?;
+                let done = or_left_alone(done)?.unwrap_or_default();
                 reaped.expired += done.expired;
                 reaped.purged += done.purged;
             }
@@ -184,6 +198,7 @@ impl Inner {
     }
 
     async fn reap_one(&self, held: &Held) -> Result<Reaped, StoreError> {
+        self.skew.check()?;
         let record = &held.record;
         let (after, done) = match machine::reap(record, self.clock.now()) {
             Change::Keep => return Ok(Reaped::default()),
@@ -197,9 +212,6 @@ impl Inner {
         if record.effects == Effects::Phased || record.is_queued() || !record.progress.is_none() {
             self.clean_beside(&partition(&record.id), record.fence.number()).await;
         }
-        if after.is_none() {
-            self.clean_notes(held).await?;
-        }
         let commit = Commit {
             id: &record.id,
             before: Some(held),
@@ -208,7 +220,15 @@ impl Inner {
             beside: Vec::new(),
         };
         match self.commit(commit).await? {
-            Committed::Done => Ok(done),
+            Committed::Done => {
+                // After the record: one that was taken anew meanwhile keeps what is noted of it.
+                if after.is_none()
+                    && let Err(error) = self.clean_notes(held).await
+                {
+                    debug!(%error, "what was noted of a record that is gone was left");
+                }
+                Ok(done)
+            }
             Committed::Changed(_) => Ok(Reaped::default()),
         }
     }
@@ -221,17 +241,42 @@ impl Inner {
         let now = self.clock.now();
         let mut resumable = Vec::new();
         for kind in [State::Pending.name(), WAITING] {
-            let wanted = |held: &Held| {
-                machine::is_resumable(&held.record, now) && which.includes(&held.record)
-            };
             let left = limit as usize - resumable.len();
-            for held in self.earliest(kind, left, wanted, machine::line_of).await? {
-                let request = self.request(&held).await?;
-                resumable.push(Resumable { record: Box::new(held.record), request });
-            }
+            resumable.extend(self.resumable_of(kind, &which, now, left).await?);
         }
         resumable.sort_by_key(|one| machine::line_of(&one.record));
         Ok(resumable)
+    }
+
+    /// Those of one kind. One whose request cannot be read does not take the place of another.
+    async fn resumable_of(
+        &self,
+        kind: &str,
+        which: &Which,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Resumable>, StoreError> {
+        let mut damaged: Vec<RecordId> = Vec::new();
+        loop {
+            let wanted = |held: &Held| {
+                machine::is_resumable(&held.record, now)
+                    && which.includes(&held.record)
+                    && !damaged.contains(&held.record.id)
+            };
+            let (mut readable, mut unreadable) = (Vec::new(), Vec::new());
+            for held in self.earliest(kind, limit, wanted, machine::line_of).await? {
+                match or_left_alone(self.request(&held).await)? {
+                    Some(request) => {
+                        readable.push(Resumable { record: Box::new(held.record), request });
+                    }
+                    None => unreadable.push(held.record.id),
+                }
+            }
+            if unreadable.is_empty() {
+                return Ok(readable);
+            }
+            damaged.append(&mut unreadable);
+        }
     }
 
     pub(super) async fn due_unknown(

@@ -157,7 +157,7 @@ impl Inner {
         self.step(
             &lease.id,
             seen,
-            |held, now| machine::write(held.map(|it| &it.record), lease, write.clone(), now),
+            |held, now| Ok(machine::write(held.map(|it| &it.record), lease, write.clone(), now)),
             |_, _| Vec::new(),
         )
         .await

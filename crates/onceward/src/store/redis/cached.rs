@@ -14,7 +14,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -72,12 +72,14 @@ const KEY_SCOPE: &str = "onceward-cache";
 /// A store around a durable one with a cache in Redis in front. See the guide `docs/guide/cache.md`.
 pub struct CachedStore {
     inner: Arc<dyn Store>,
-    client: Client,
+    client: Arc<Client>,
     key: Key,
     clock: Arc<dyn Clock>,
     patience: Duration,
     /// Until when nobody asks, after the cache did not answer.
     rests_until: Mutex<Option<Instant>>,
+    /// Whether somebody connects to a cache that did not answer.
+    reaching: Arc<AtomicBool>,
     hits: AtomicU64,
 }
 
@@ -122,11 +124,12 @@ impl CachedStore {
         };
         Ok(CachedStore {
             inner,
-            client,
+            client: Arc::new(client),
             key,
             clock: Arc::new(SystemClock),
             patience: PATIENCE,
             rests_until: Mutex::default(),
+            reaching: Arc::default(),
             hits: AtomicU64::new(0),
         })
     }
@@ -170,7 +173,7 @@ impl CachedStore {
     async fn recall(&self, id: &RecordId) -> Option<Recalled> {
         let (bucket, key) = self.place(id);
         let mut answer = self
-            .ask(self.patience, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
+            .ask(bucket, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
             .await?;
         let (entry, now) = (answer.bytes().ok()?, answer.time().ok()?);
         let record = self.key.open(id, &entry, now);
@@ -189,7 +192,7 @@ impl CachedStore {
         let mut put = redis::cmd("SET");
         put.arg(key).arg(self.key.seal(record, now)).arg("NX");
         put.arg("PXAT").arg(now.plus(ENTRY_LIFE).as_micros() / 1000);
-        self.ask(self.patience, self.client.command(bucket, &put)).await;
+        self.ask(bucket, self.client.command(bucket, &put)).await;
     }
 
     /// From now on the cache has nothing of this record, nor gets anything that was read before.
@@ -236,21 +239,36 @@ impl CachedStore {
     /// Waits for the cache, a little; and after it has not answered, for a while not at all.
     async fn ask<T>(
         &self,
-        patience: Duration,
+        bucket: u16,
         asked: impl Future<Output = Result<T, StoreError>>,
     ) -> Option<T> {
         let now = Instant::now();
         if self.lock().is_some_and(|until| now < until) {
             return None;
         }
-        let error = match timeout(patience, asked).await {
+        let error = match timeout(self.patience, asked).await {
             Ok(Ok(answer)) => return Some(answer),
             Ok(Err(error)) => error,
             Err(_) => unavailable("no answer in time"),
         };
         debug!(%error, "the cache does not answer");
         *self.lock() = Some(Instant::now() + REST);
+        self.reach_again(bucket);
         None
+    }
+
+    /// Connects, if need be, for whoever asks next: that may take longer than any request waits.
+    fn reach_again(&self, bucket: u16) {
+        if self.reaching.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (client, reaching) = (Arc::clone(&self.client), Arc::clone(&self.reaching));
+        tokio::spawn(async move {
+            if let Err(error) = client.command(bucket, &redis::cmd("PING")).await {
+                debug!(%error, "the cache cannot be reached");
+            }
+            reaching.store(false, Ordering::SeqCst);
+        });
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
@@ -435,6 +453,11 @@ impl Store for CachedStore {
     }
 
     fn drop_scope_keys<'a>(&'a self, scope: &'a Scope, reason: &'a str) -> StoreFuture<'a, u32> {
+        if scope.as_str() == KEY_SCOPE {
+            // Nodes that start later would have another key, and would not hear of each other's voids.
+            let ours = unavailable("this is no scope of clients: it has the key of the cache");
+            return Box::pin(std::future::ready(Err(ours)));
+        }
         self.inner.drop_scope_keys(scope, reason)
     }
 
@@ -451,6 +474,10 @@ impl Store for CachedStore {
 
     fn epoch(&self) -> u64 {
         self.inner.epoch()
+    }
+
+    fn reply_cap(&self) -> usize {
+        self.inner.reply_cap()
     }
 
     fn database(&self) -> Option<Database> {

@@ -9,6 +9,7 @@ use super::{
     error::{unavailable, unreadable},
     row::{audit_args, micros, number},
     script::Script,
+    tally::Name,
     workers::AT_ONCE,
 };
 use crate::{
@@ -27,7 +28,9 @@ struct Felt {
     /// Its last beat, as it is kept.
     kept: String,
     last: Option<Beaten>,
-    /// What was acknowledged to this process is not there.
+    /// What was acknowledged to this process, as far as it was asked for.
+    asked: Vec<(Name, u64)>,
+    /// Some of it is not there.
     lost: bool,
     /// The loss that is known, as it is kept.
     kept_loss: String,
@@ -113,23 +116,21 @@ impl RedisStore {
     }
 
     async fn feel(&self, bucket: u16, beat: Beat) -> Result<Felt, StoreError> {
-        let acked = self.client.acked(bucket);
+        let asked = self.client.tally(bucket).all();
         let keys = vec![self.client.layout.key(bucket, "beats", b""), self.client.writers(bucket)];
-        let args = vec![
-            self.client.now(),
-            beat.node.to_string().into(),
-            self.client.writer(),
-            self.run_of(bucket).await?,
-        ];
+        let mut args =
+            vec![self.client.now(), beat.node.to_string().into(), self.run_of(bucket).await?];
+        args.extend(self.client.told(&asked));
         let mut answer = self.client.call(bucket, Script::Pulse, keys, args).await?;
         let now = answer.time()?;
         let kept = answer.text()?;
-        let written = answer.natural()?;
+        let lost = answer.natural()? == 1;
         Ok(Felt {
             now,
             last: read_beaten(&kept)?,
             kept,
-            lost: written < acked,
+            asked,
+            lost,
             kept_loss: answer.text()?,
             absent: answer.natural()?,
         })
@@ -151,18 +152,26 @@ impl RedisStore {
             felt.kept.clone().into(),
             count.to_string().into(),
             self.run_of(bucket).await?,
-            self.client.writer(),
-            self.client.acked(bucket).to_string().into(),
             felt.kept_loss.clone().into(),
             loss.into(),
             number(micros(machine::BEATS_KEPT)),
         ];
+        // What was found to be gone is not asked for again.
+        let still_there = if felt.lost { &[][..] } else { &felt.asked };
+        args.push(still_there.len().to_string().into());
+        args.extend(self.client.told(still_there));
         if let Some(audit) = audit {
             args.push(member(&audit.id));
             args.extend(audit_args(audit));
         }
-        let mut answer = self.client.call(bucket, Script::Beat, keys, args).await?;
-        Ok(answer.bytes()? == "applied")
+        let (name, mut answer) = self.call_counted(bucket, Script::Beat, keys, args).await?;
+        if answer.bytes()? != "applied" {
+            return Ok(false);
+        }
+        let tally = self.client.tally(bucket);
+        tally.acknowledge(name, answer.natural()?);
+        tally.forget(&felt.asked, name);
+        Ok(true)
     }
 
     /// The server process that answers for a bucket.

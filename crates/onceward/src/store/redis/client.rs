@@ -16,6 +16,7 @@ use super::{
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy, store_error, unavailable, unreadable},
     link::{Call, Failed, Link},
     script::Script,
+    tally::{Name, Tally},
     value::Parts,
 };
 use crate::{
@@ -40,13 +41,15 @@ pub(super) struct Client {
     /// How this process is called where its writes are counted.
     writer: String,
     /// What was acknowledged to it: in a Cluster of each bucket, else of all together.
-    acked: Vec<AtomicU64>,
+    tallies: Vec<Tally>,
 }
 
 /// What a server is asked.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Call(&'a Call),
+    /// A call that is counted if it writes.
+    Counted(&'a Call),
     Command(&'a Cmd),
 }
 
@@ -74,7 +77,7 @@ impl Client {
             links: Mutex::new(HashMap::from([(seed.address.clone(), seed)])),
             routing: tokio::sync::Mutex::default(),
             writer: format!("{:016x}", rand::random::<u64>()),
-            acked: (0..groups).map(|_| AtomicU64::new(0)).collect(),
+            tallies: (0..groups).map(|_| Tally::default()).collect(),
             layout,
             cluster,
             clock,
@@ -94,12 +97,8 @@ impl Client {
     }
 
     /// The store may have become another one.
-    pub(super) fn next_epoch(&self) {
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-    }
-
-    pub(super) fn writer(&self) -> Vec<u8> {
-        self.writer.clone().into_bytes()
+    fn next_epoch(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// The bucket in which the writes to this one are counted: one server loses all or nothing of what
@@ -118,17 +117,24 @@ impl Client {
     }
 
     /// What was acknowledged of writes to this bucket.
-    pub(super) fn acked(&self, bucket: u16) -> u64 {
-        self.group(bucket).load(Ordering::SeqCst)
-    }
-
-    pub(super) fn acknowledge(&self, bucket: u16, count: u64) {
-        self.group(bucket).fetch_max(count, Ordering::SeqCst);
-    }
-
-    fn group(&self, bucket: u16) -> &AtomicU64 {
+    pub(super) fn tally(&self, bucket: u16) -> &Tally {
         let group = if self.cluster { usize::from(bucket) } else { 0 };
-        self.acked.get(group).unwrap_or_else(|| unreachable!("a group for each bucket"))
+        self.tallies.get(group).unwrap_or_else(|| unreachable!("a tally for each bucket"))
+    }
+
+    /// Names and counts of writes to this bucket, for a script.
+    pub(super) fn told(&self, told: &[(Name, u64)]) -> Vec<Vec<u8>> {
+        let texts = told.iter().map(|(name, acked)| [name.text(&self.writer), acked.to_string()]);
+        texts.flatten().map(String::into_bytes).collect()
+    }
+
+    /// The server has lost what was counted under this name: it is as if it were another one from now
+    /// on, and what it says is not believed before a beat has asked it.
+    pub(super) fn has_lost(&self, bucket: u16, name: Name) {
+        let tally = self.tally(bucket);
+        if tally.is_current(name) {
+            tally.rename(self.next_epoch());
+        }
     }
 
     pub(super) fn server(&self, bucket: u16) -> Arc<Link> {
@@ -148,26 +154,48 @@ impl Client {
         keys: Vec<Vec<u8>>,
         args: Vec<Vec<u8>>,
     ) -> Result<Parts, StoreError> {
-        Parts::of(self.repeat(bucket, What::Call(&Call { script, keys, args })).await?)
+        let call = Call { script, keys, args };
+        self.repeat(bucket, What::Call(&call)).await.and_then(|(_, answer)| Parts::of(answer))
+    }
+
+    /// A call that begins with the name under which it is counted, and with what was acknowledged under
+    /// that name; and which name that was.
+    pub(super) async fn call_counted(
+        &self,
+        bucket: u16,
+        call: &Call,
+    ) -> Result<(Name, Parts), StoreError> {
+        let (name, answer) = self.repeat(bucket, What::Counted(call)).await?;
+        Ok((name, Parts::of(answer)?))
     }
 
     pub(super) async fn command(&self, bucket: u16, command: &Cmd) -> Result<Value, StoreError> {
-        self.repeat(bucket, What::Command(command)).await
+        self.repeat(bucket, What::Command(command)).await.map(|(_, answer)| answer)
     }
 
     /// Every call may be made again: it says by attempt or stamp whether it was carried out before.
-    async fn repeat(&self, bucket: u16, what: What<'_>) -> Result<Value, StoreError> {
+    async fn repeat(&self, bucket: u16, what: What<'_>) -> Result<(Name, Value), StoreError> {
+        let mut name = Name::default();
         let mut may_have_happened = false;
         let mut last = unavailable("there is no server");
         for tries in 0..TRIES_MAX {
             let number = self.route_number();
             let link = self.server(bucket);
             let answer = match what {
-                What::Call(call) => link.call(call).await,
+                What::Call(call) => link.call(call, |_| Vec::new()).await,
+                What::Counted(call) => {
+                    // Said as late as can be: it belongs to the connection that it is sent over.
+                    let sign = |connection| {
+                        let (current, acked) = self.tally(bucket).name(connection);
+                        name = current;
+                        self.told(&[(current, acked)])
+                    };
+                    link.call(call, sign).await
+                }
                 What::Command(command) => link.command(command).await,
             };
             let error = match answer {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return Ok((name, answer)),
                 Err(Failed::NotSent(error)) => {
                     let refused = "there is no connection to the server";
                     last = unavailable(refused).with_source(error.to_string());
@@ -275,10 +303,15 @@ impl Client {
         let servers: Option<Vec<_>> = servers.into_iter().collect();
         let servers = servers.ok_or_else(|| unavailable("the Cluster does not serve all slots"))?;
         let mut route = self.route.write().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |(one, other): (&Arc<Link>, &Arc<Link>)| one.address == other.address;
-        if !route.servers.iter().zip(&servers).all(is_same) {
+        let places = (0..).zip(route.servers.iter().zip(&servers));
+        let moved = places.filter(|(_, (one, other))| one.address != other.address);
+        let moved: Vec<u16> = moved.map(|(bucket, _)| bucket).collect();
+        if !moved.is_empty() {
             // Before anything is asked there: what was acknowledged elsewhere may not be there.
-            self.next_epoch();
+            let epoch = self.next_epoch();
+            for bucket in moved {
+                self.tally(bucket).rename(epoch);
+            }
             info!("buckets of the Redis Cluster are at other nodes");
         }
         *route = Route { servers, number: route.number + 1 };

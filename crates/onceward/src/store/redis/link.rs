@@ -74,12 +74,18 @@ impl Link {
         })
     }
 
-    pub(super) async fn call(&self, call: &Call) -> Result<Value, Failed> {
+    /// `first` says what its arguments begin with, by the number of the connection.
+    pub(super) async fn call(
+        &self,
+        call: &Call,
+        first: impl FnOnce(u64) -> Vec<Vec<u8>>,
+    ) -> Result<Value, Failed> {
         let mut open = self.open().await.map_err(Failed::NotSent)?;
         let digest = DIGESTS.get().and_then(|digests| digests.get(call.script as usize));
         let mut command = redis::cmd("EVALSHA");
         command.arg(digest.map_or("", String::as_str));
-        self.send(&mut open, command.arg(call.keys.len()).arg(&call.keys).arg(&call.args)).await
+        command.arg(call.keys.len()).arg(&call.keys).arg(first(open.number)).arg(&call.args);
+        self.send(&mut open, &command).await
     }
 
     pub(super) async fn command(&self, command: &Cmd) -> Result<Value, Failed> {

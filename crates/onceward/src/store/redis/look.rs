@@ -10,9 +10,12 @@ use super::{
     RedisStore,
     address::member,
     error::{damaged, is_full, pause, unavailable, unreadable},
+    link::Call,
+    promise::Promise,
     row::{audit_args, encode_reply, fields, lease_index, micros, number, places, plain_fields},
     row::{read_record, stamp, state_place, times},
     script::Script,
+    tally::Name,
     value::Parts,
 };
 use crate::{
@@ -30,6 +33,9 @@ const LOOKS_MAX: u32 = 100;
 
 /// Of these it is looked at so many times without a pause.
 const LOOKS_EAGER: u32 = 10;
+
+/// How often a call is made again because something is lost that was acknowledged before it.
+const LOSSES_MAX: u32 = 3;
 
 /// Longer times are not exact in a script.
 const TIME_MAX: Duration = Duration::from_secs(60 * 60 * 24 * 365 * 100);
@@ -90,8 +96,6 @@ impl RedisStore {
         let mut args = vec![
             self.client.now(),
             member.clone(),
-            self.client.writer(),
-            Vec::new(),
             new_stamp(),
             state_place(&record).0.into(),
             lease_index(&record).into(),
@@ -108,7 +112,8 @@ impl RedisStore {
         // The fence of a new record is the time.
         args.extend(["f".into(), number(0)]);
         let keys = vec![self.record_key(bucket, &member), self.client.writers(bucket)];
-        let mut answer = match self.call_counted(bucket, Script::Reserve, keys, args, 3).await {
+        let (name, mut answer) = match self.call_counted(bucket, Script::Reserve, keys, args).await
+        {
             Ok(answer) => answer,
             // What is there can be told though there is no room for more.
             Err(full) if is_full(&full) => match self.look(&ask.id, Look::Record).await {
@@ -120,7 +125,7 @@ impl RedisStore {
         match &*answer.bytes()? {
             b"created" => {
                 let now = answer.time()?;
-                self.client.acknowledge(bucket, answer.natural()?);
+                self.client.tally(bucket).acknowledge(name, answer.natural()?);
                 Ok(Created::Now(now))
             }
             b"found" => Ok(Created::Found(read_seen(&ask.id, &mut answer)?)),
@@ -164,7 +169,6 @@ impl RedisStore {
         let mut args = vec![
             self.client.now(),
             member.clone(),
-            self.client.writer(),
             new_stamp(),
             lease.attempt.as_bytes().to_vec(),
             number(lease.fence.number()),
@@ -172,10 +176,10 @@ impl RedisStore {
         ];
         args.extend(details);
         let keys = vec![self.record_key(bucket, &member), self.client.writers(bucket)];
-        let mut answer = self.client.call(bucket, Script::Write, keys, args).await?;
+        let (name, mut answer) = self.call_counted(bucket, Script::Write, keys, args).await?;
         match &*answer.bytes()? {
             b"applied" => {
-                self.client.acknowledge(bucket, answer.natural()?);
+                self.client.tally(bucket).acknowledge(name, answer.natural()?);
                 Ok(None)
             }
             b"found" => read_seen(&lease.id, &mut answer).map(Some),
@@ -201,7 +205,7 @@ impl RedisStore {
     }
 
     /// One atomic step on one record. `beside` says what is written with it, by the answer.
-    pub(super) async fn step<'r, A>(
+    pub(super) async fn step<'r, A: Promise>(
         &self,
         id: &RecordId,
         mut seen: Option<Seen>,
@@ -223,11 +227,14 @@ impl RedisStore {
                 }
                 Change::Remove => false,
             };
-            if is_kept && step.audit.is_none() && beside.step.is_none() {
-                return Ok(step.answer);
-            }
+            let is_as_it_was = is_kept && step.audit.is_none() && beside.step.is_none();
+            let change = match is_as_it_was {
+                true if !step.answer.is_promise() => return Ok(step.answer),
+                true => &Change::Keep,
+                false => &step.change,
+            };
             let audits = step.audit.as_slice();
-            match self.change(id, &looked, &step.change, audits, beside).await? {
+            match self.change(id, &looked, change, audits, beside).await? {
                 Changed::Applied => return Ok(step.answer),
                 // What is beside it is not told of in the same answer.
                 Changed::Conflict(now) if matches!(what, Look::Record) => seen = Some(now),
@@ -286,8 +293,6 @@ impl RedisStore {
         let mut args = vec![
             self.client.now(),
             member.clone(),
-            self.client.writer(),
-            Vec::new(),
             seen.stamp.clone(),
             new_stamp(),
             what.into(),
@@ -310,10 +315,10 @@ impl RedisStore {
             }
         }
         let keys = vec![self.record_key(bucket, &member), self.client.writers(bucket)];
-        let mut answer = self.call_counted(bucket, Script::Change, keys, args, 3).await?;
+        let (name, mut answer) = self.call_counted(bucket, Script::Change, keys, args).await?;
         match &*answer.bytes()? {
             b"applied" => {
-                self.client.acknowledge(bucket, answer.natural()?);
+                self.client.tally(bucket).acknowledge(name, answer.natural()?);
                 let forgotten: Vec<Bytes> =
                     answer.parts()?.map(super::value::bytes).collect::<Result<_, _>>()?;
                 self.drop_notes(id, &forgotten).await;
@@ -324,28 +329,25 @@ impl RedisStore {
         }
     }
 
-    /// A call that says, in this place, what was acknowledged to this process. If that is not there any
-    /// more, the server has lost it, and is another one from now on: what it says is not believed until a
-    /// beat has asked it. So the call is made all the same.
+    /// A call that says what was acknowledged to this process. If that is not there any more, it is made
+    /// all the same, under another name: its grant is then not believed before a beat, which finds what is
+    /// missing under the old one.
     pub(super) async fn call_counted(
         &self,
         bucket: u16,
         script: Script,
         keys: Vec<Vec<u8>>,
-        mut args: Vec<Vec<u8>>,
-        place: usize,
-    ) -> Result<Parts, StoreError> {
-        for acked in [self.client.acked(bucket), 0] {
-            if let Some(arg) = args.get_mut(place) {
-                *arg = acked.to_string().into_bytes();
-            }
-            let answer = self.client.call(bucket, script, keys.clone(), args.clone()).await?;
+        args: Vec<Vec<u8>>,
+    ) -> Result<(Name, Parts), StoreError> {
+        let call = Call { script, keys, args };
+        for _ in 0..LOSSES_MAX {
+            let (name, answer) = self.client.call_counted(bucket, &call).await?;
             if !answer.is_word(b"lost") {
-                return Ok(answer);
+                return Ok((name, answer));
             }
-            self.client.next_epoch();
+            self.client.has_lost(bucket, name);
         }
-        Err(unreadable())
+        Err(unavailable("the server keeps losing what it acknowledged"))
     }
 }
 

@@ -150,19 +150,13 @@ impl RedisStore {
         member: &[u8],
         audits: &[crate::record::AuditRecord],
     ) -> Result<bool, StoreError> {
-        let mut args = vec![
-            self.client.writer(),
-            Vec::new(),
-            expected.to_vec(),
-            value.to_vec(),
-            member.to_vec(),
-        ];
+        let mut args = vec![expected.to_vec(), value.to_vec(), member.to_vec()];
         args.extend(audits.iter().flat_map(super::row::audit_args));
         let keys = vec![key, self.client.writers(bucket)];
-        let mut answer = self.call_counted(bucket, Script::Value, keys, args, 1).await?;
+        let (name, mut answer) = self.call_counted(bucket, Script::Value, keys, args).await?;
         match &*answer.bytes()? {
             b"applied" => {
-                self.client.acknowledge(bucket, answer.natural()?);
+                self.client.tally(bucket).acknowledge(name, answer.natural()?);
                 Ok(true)
             }
             // The answer to the first call was lost.

@@ -276,7 +276,6 @@ impl RedisStore {
             while purged < limit {
                 let args = vec![
                     self.client.now(),
-                    self.client.writer(),
                     micros(older_than).to_string().into(),
                     (limit - purged).min(PAGE_MAX).to_string().into(),
                     passed.to_string().into(),

@@ -1,19 +1,19 @@
 -- Changes a record if it is what was looked at, with all that changes in the same step.
--- KEYS: record, writers. ARGV: now, member, writer, acked, stamp expected ('' for none), stamp, what
+-- KEYS: record, writers. ARGV: writer, acked, now, member, stamp expected ('' for none), stamp, what
 -- ('put', 'remove' or 'keep'), flags (b: what is beside it goes; n: what was noted of it goes), request,
 -- name and result of a step, provider id, number of audit records (digest, time, generation, encoded),
 -- number of indexes (name, place), names and values of the fields.
 local function now_and_found()
-    return text(time(ARGV[1])), redis.call('HGETALL', KEYS[1])
+    return text(time(ARGV[3])), redis.call('HGETALL', KEYS[1])
 end
-local member, what, flags = ARGV[2], ARGV[7], ARGV[8]
+local member, what, flags = ARGV[4], ARGV[7], ARGV[8]
 local stamp = redis.call('HGET', KEYS[1], 'v') or ''
-if what ~= 'keep' and stamp == ARGV[6] then
-    return {'applied', tonumber(redis.call('HGET', KEYS[2], ARGV[3]) or 0), {}}
-end
-if stamp ~= ARGV[5] then return {'conflict', now_and_found()} end
-local counted = count(ARGV[3], ARGV[4])
+local is_done = what ~= 'keep' and stamp == ARGV[6]
+if stamp ~= ARGV[5] and not is_done then return {'conflict', now_and_found()} end
+-- Counted also if it is done: the first time may have been over another connection.
+local counted = count(ARGV[1], ARGV[2])
 if not counted then return {'lost'} end
+if is_done then return {'applied', counted, {}} end
 local beside, notes = tag .. 'b:' .. member, tag .. 'i:' .. member
 local forgotten = {}
 if string.find(flags, 'n', 1, true) then

@@ -34,8 +34,8 @@ local function plain(key)
     return pairs_of
 end
 
--- Counts a write of a process. What it was told of before must be here: else nothing is written, for
--- the server has lost it.
+-- Counts a write of a process, under the name of its connection. What was acknowledged under that name
+-- must be here: else nothing is written, for the server has lost it.
 local function count(writer, acked)
     local before = tonumber(redis.call('HGET', KEYS[2], writer) or 0)
     if before < tonumber(acked) then return nil end
@@ -43,6 +43,14 @@ local function count(writer, acked)
         redis.call('ZADD', string.match(KEYS[2], '^{[^}]*}') .. 'W', redis.call('TIME')[1], writer)
     end
     return redis.call('HINCRBY', KEYS[2], writer, 1)
+end
+
+-- Whether something is gone of what was acknowledged to a process, by names and counts from here on.
+local function is_behind(first, last)
+    for i = first, last, 2 do
+        if tonumber(redis.call('HGET', KEYS[2], ARGV[i]) or 0) < tonumber(ARGV[i + 1]) then return true end
+    end
+    return false
 end
 
 -- Remembers an audit record once.

@@ -1,13 +1,13 @@
 -- What a node has to know before it beats: its last beat, whether the writes of its process are here,
 -- what was lost, and how many others were there before the server changed and have not been here since.
--- KEYS: beats, writers. ARGV: now, node, writer, run.
+-- KEYS: beats, writers. ARGV: now, node, run, then what was acknowledged (names and counts).
 local now = time(ARGV[1])
 local absent, last_there, first_here = {}, 0, nil
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
     local at, run, since, left = string.match(all[i + 1], '^%d+ (%S+) (%S+) (%S+) (%S+)$')
     at, since, left = tonumber(at), tonumber(since), tonumber(left)
-    if run == ARGV[4] then
+    if run == ARGV[3] then
         last_there = math.max(last_there, left)
         first_here = math.min(first_here or since, since)
     else
@@ -22,4 +22,4 @@ if (first_here or now) > now - 60000000 then
     end
 end
 return {text(now), redis.call('HGET', KEYS[1], ARGV[2]) or '',
-    tonumber(redis.call('HGET', KEYS[2], ARGV[3]) or 0), redis.call('GET', tag .. 'g') or '', missing}
+    is_behind(4, #ARGV) and 1 or 0, redis.call('GET', tag .. 'g') or '', missing}

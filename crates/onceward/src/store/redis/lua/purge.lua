@@ -1,8 +1,8 @@
 -- Deletes audit records that are old enough, but for those of a generation that is still there.
--- KEYS: any of the bucket, writers. ARGV: now, writer, age, limit, how many to pass over.
+-- KEYS: any of the bucket, writers. ARGV: now, age, limit, how many to pass over.
 local now = time(ARGV[1])
-local limit, passed = tonumber(ARGV[4]), tonumber(ARGV[5])
-local old = redis.call('ZRANGEBYSCORE', tag .. 'o', '-inf', text(now - tonumber(ARGV[3])), 'LIMIT', passed, 256)
+local limit, passed = tonumber(ARGV[3]), tonumber(ARGV[4])
+local old = redis.call('ZRANGEBYSCORE', tag .. 'o', '-inf', text(now - tonumber(ARGV[2])), 'LIMIT', passed, 256)
 local purged, looked = 0, 0
 for _, entry in ipairs(old) do
     if purged >= limit then break end

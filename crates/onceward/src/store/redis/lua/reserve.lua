@@ -1,13 +1,13 @@
 -- Makes a record if there is none, else returns it. Times come as distances from now.
--- KEYS: record, writers. ARGV: now, member, writer, acked, stamp, index of the state, index of what is
+-- KEYS: record, writers. ARGV: writer, acked, now, member, stamp, index of the state, index of what is
 -- due (or ''), the distance at which it is, request (or ''), number of plain fields, their names and
 -- values, then names and distances.
-local now = time(ARGV[1])
+local now = time(ARGV[3])
 local found = redis.call('HGETALL', KEYS[1])
 if #found > 0 then return {'found', text(now), found} end
-local counted = count(ARGV[3], ARGV[4])
+local counted = count(ARGV[1], ARGV[2])
 if not counted then return {'lost'} end
-local member = ARGV[2]
+local member = ARGV[4]
 local fields = {'v', ARGV[5]}
 local last = 10 + tonumber(ARGV[10]) * 2
 for i = 11, last do fields[#fields + 1] = ARGV[i] end
