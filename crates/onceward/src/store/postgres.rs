@@ -246,14 +246,7 @@ impl Store for PgStore {
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
-        self.single(move |link| {
-            Box::pin(async move {
-                let decide =
-                    |found: Option<&Record>, now| machine::resolve(found, resolve.clone(), now);
-                let resolved = step(link, &resolve.id, None, no_request, decide).await;
-                resolved.map_err(look::StepFailed::into_error)
-            })
-        })
+        self.single(move |link| Box::pin(look::resolve(link, resolve)))
     }
 
     fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
