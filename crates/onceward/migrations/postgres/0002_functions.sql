@@ -754,7 +754,7 @@ BEGIN
            ORDER BY r.lease_until LIMIT most + skipped)
           UNION ALL
           (SELECT r.record_id, r.lease_until, 0 FROM onceward.records r
-           WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
+           WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t AND r.state = 'pending'
            ORDER BY r.due_at LIMIT most + skipped)) d
     ORDER BY 2 LIMIT most OFFSET skipped;
 END

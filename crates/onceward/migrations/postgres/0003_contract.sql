@@ -134,7 +134,7 @@ BEGIN
         reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
         last_error = CASE WHEN denied THEN 'executed_after_all' END,
         reconcile_after = NULL, probes = 0, asked_at = NULL, absent_at = NULL,
-        reply_status = complete.status
+        reply_status = complete.status, due_at = NULL, give_up_at = NULL
     WHERE record_id = r.record_id;
     INSERT INTO onceward.replies (record_id, headers, body)
     VALUES (r.record_id, encoded, coalesce(complete.body, ''));
