@@ -94,8 +94,8 @@ BEGIN
                 WHERE r.there IS NULL;
                 GET DIAGNOSTICS taken = ROW_COUNT;
                 IF taken > 0 AND queued_for IS NULL THEN
-                    INSERT INTO onceward.leases (check_at, created_at)
-                    VALUES (onceward.plus(t, lease), t);
+                    INSERT INTO onceward.leases (check_at, created_at, phased)
+                    VALUES (onceward.plus(t, lease), t, reserve.effects = 'phased');
                 END IF;
             EXCEPTION WHEN unique_violation THEN
                 -- Somebody has just made one of them. ON CONFLICT would say which, and would cost each
@@ -201,7 +201,8 @@ BEGIN
             reserve_one.tombstone, reserve_one.effects, NULL, NULL, patience, false);
         RETURN;
     END IF;
-    INSERT INTO onceward.leases (check_at, created_at) VALUES (lease_until, t);
+    INSERT INTO onceward.leases (check_at, created_at, phased)
+    VALUES (lease_until, t, reserve_one.effects = 'phased');
     one.verdict := 'taken';
     one.at := t;
     RETURN NEXT one;
@@ -537,7 +538,8 @@ BEGIN
         END IF;
     END IF;
     IF new.state = 'in_progress' THEN
-        INSERT INTO onceward.leases (check_at, created_at) VALUES (new.lease_until, new.created_at);
+        INSERT INTO onceward.leases (check_at, created_at, phased)
+        VALUES (new.lease_until, new.created_at, new.effects = 'phased');
     ELSIF new.state = 'completed' THEN
         INSERT INTO onceward.replies (record_id, headers, schema_version, body)
         VALUES (new.record_id, change.reply_headers, change.record ->> 'reply_schema', change.reply_body);
@@ -744,7 +746,7 @@ BEGIN
     SELECT d.record_id, row_number() OVER (ORDER BY d.line, d.lease_until)
     FROM ((SELECT r.record_id, r.lease_until, 1 AS line
            FROM (SELECT DISTINCT l.created_at FROM onceward.leases l
-                 WHERE l.check_at <= resumable.t) l
+                 WHERE l.phased AND l.check_at <= resumable.t) l
            CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                                WHERE r.created_at = l.created_at AND r.state = 'in_progress'
                                OFFSET 0) r

@@ -218,7 +218,8 @@ BEGIN
     ELSIF r.recovery_point IS NOT NULL OR r.open_effect IS NOT NULL THEN
         UPDATE onceward.records SET lease_until = t, last_error = why
         WHERE record_id = r.record_id;
-        INSERT INTO onceward.leases (check_at, created_at) VALUES (t, r.created_at);
+        INSERT INTO onceward.leases (check_at, created_at, phased)
+        VALUES (t, r.created_at, r.effects = 'phased');
     ELSIF r.queued_until IS NOT NULL THEN
         UPDATE onceward.records SET
             state = 'pending', last_error = why,
