@@ -229,7 +229,7 @@ fn grant_again(
     }
     record.attempt = ask.attempt;
     record.fence = Fence::next(Some(record.fence), now);
-    record.effects = ask.effects;
+    record.effects = effects_of_next(&record, ask.effects);
     record.route = ask.route.clone();
     record.max_execution = ask.max_execution;
     record.retention = ask.retention;
@@ -242,6 +242,16 @@ fn grant_again(
         return Step::put(record, audit, Reservation::Accepted { found });
     }
     grant(record, ask.lease, found, audit, now)
+}
+
+/// What the next attempt is said to do. What is declared when it runs decides, should it vanish; but where
+/// earlier attempts made steps, under a policy that has changed since, it is not without effects: it
+/// stays one that a worker finds and goes on with.
+fn effects_of_next(record: &Record, declared: Effects) -> Effects {
+    match declared {
+        Effects::Local | Effects::None if !record.progress.is_none() => Effects::Phased,
+        declared => declared,
+    }
 }
 
 fn grant(

@@ -195,8 +195,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn stats(&self) -> StoreFuture<'_, Stats>;
 
     /// Moves at most `limit` records on whose lease ran out, and tells which. May do fewer, so that
-    /// requests do not wait: nothing is left when it tells of none.
+    /// requests do not wait: nothing is left when it tells of none, unless there is more to sweep.
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>>;
+
+    /// Whether the last sweep stopped before it had looked at everything, since that would have taken
+    /// too long: the next one goes on from there.
+    fn has_more_to_sweep(&self) -> bool {
+        false
+    }
 
     /// Drops the bodies of at most `limit` records past retention and purges tombstones past
     /// theirs. Never touches a record that is not terminal. May do fewer, as `sweep` may.

@@ -77,11 +77,16 @@ CREATE INDEX records_give_up ON onceward.records (give_up_at) WHERE give_up_at I
 -- for a whole batch. Nobody takes a row out when its records complete: the sweeper does, when its time
 -- comes. Whatever puts a record in progress adds a row, so that taking out another never loses it.
 CREATE TABLE onceward.leases (
-    check_at   bigint NOT NULL,
-    lease_id   bigint GENERATED ALWAYS AS IDENTITY (CACHE 32),
-    created_at bigint NOT NULL,
+    check_at   bigint  NOT NULL,
+    lease_id   bigint  GENERATED ALWAYS AS IDENTITY (CACHE 32),
+    created_at bigint  NOT NULL,
+    -- Whether the records may have to be gone on with. What else began at that moment has a row of its
+    -- own.
+    phased     boolean NOT NULL,
     PRIMARY KEY (check_at, lease_id)
 );
+-- For the resumer, which comes often: it does not look at what has completed and was not cleared yet.
+CREATE INDEX leases_phased ON onceward.leases (check_at) WHERE phased;
 
 -- What completed records are answered with. A body that was over the cap is null.
 CREATE TABLE onceward.replies (

@@ -94,8 +94,8 @@ BEGIN
                 WHERE r.there IS NULL;
                 GET DIAGNOSTICS taken = ROW_COUNT;
                 IF taken > 0 AND queued_for IS NULL THEN
-                    INSERT INTO onceward.leases (check_at, created_at)
-                    VALUES (onceward.plus(t, lease), t);
+                    INSERT INTO onceward.leases (check_at, created_at, phased)
+                    VALUES (onceward.plus(t, lease), t, reserve.effects = 'phased');
                 END IF;
             EXCEPTION WHEN unique_violation THEN
                 -- Somebody has just made one of them. ON CONFLICT would say which, and would cost each
@@ -201,7 +201,8 @@ BEGIN
             reserve_one.tombstone, reserve_one.effects, NULL, NULL, patience, false);
         RETURN;
     END IF;
-    INSERT INTO onceward.leases (check_at, created_at) VALUES (lease_until, t);
+    INSERT INTO onceward.leases (check_at, created_at, phased)
+    VALUES (lease_until, t, reserve_one.effects = 'phased');
     one.verdict := 'taken';
     one.at := t;
     RETURN NEXT one;
@@ -537,7 +538,8 @@ BEGIN
         END IF;
     END IF;
     IF new.state = 'in_progress' THEN
-        INSERT INTO onceward.leases (check_at, created_at) VALUES (new.lease_until, new.created_at);
+        INSERT INTO onceward.leases (check_at, created_at, phased)
+        VALUES (new.lease_until, new.created_at, new.effects = 'phased');
     ELSIF new.state = 'completed' THEN
         INSERT INTO onceward.replies (record_id, headers, schema_version, body)
         VALUES (new.record_id, change.reply_headers, change.record ->> 'reply_schema', change.reply_body);
@@ -627,9 +629,15 @@ $$;
 -- Moves records on whose lease ran out, by their declared effects. The condition is in the write,
 -- and a locked row is alive: it is skipped. A record with steps stays for whoever goes on with it,
 -- unless an effect that must not be called again is open. Queued work that cannot have acted waits to be
--- claimed again. Moves so many at most; with a last row that is empty there may be others.
-CREATE FUNCTION onceward.sweep(at bigint, most integer)
-RETURNS TABLE (scope text, key text, state text, attempt uuid)
+-- claimed again.
+--
+-- Looks at some rows of the list of leases, behind a place in it, and moves so many records at most. With
+-- a last row that is empty but for a place there may be others behind that. Many rows may stay: without a
+-- place to go on from, they would be looked at again and again before those behind them.
+CREATE FUNCTION onceward.sweep(
+    at bigint, most integer, after_check bigint DEFAULT -9223372036854775808,
+    after_lease bigint DEFAULT 0
+) RETURNS TABLE (scope text, key text, state text, attempt uuid, next_check bigint, next_lease bigint)
 LANGUAGE plpgsql VOLATILE
 SET enable_seqscan = off
 SET enable_hashjoin = off
@@ -640,86 +648,101 @@ AS $$
 DECLARE
     t bigint := onceward.micros(sweep.at);
     at_once CONSTANT integer := 1000;
-    dropped integer;
-    filed integer := 0;
     looked integer := 0;
+    last_check bigint;
+    last_lease bigint;
+    more boolean;
     due record;
 BEGIN
+    SELECT l.check_at, l.lease_id INTO last_check, last_lease FROM onceward.leases l
+    WHERE l.check_at <= t AND (l.check_at, l.lease_id) > (after_check, after_lease)
+    ORDER BY l.check_at, l.lease_id OFFSET at_once - 1 LIMIT 1;
+    more := FOUND;
+    IF NOT more THEN
+        last_check := t;
+        last_lease := 9223372036854775807;
+    END IF;
+    FOR due IN
+        SELECT r.record_id, r.fence, r.generation, r.attempt, r.scope, r.key,
+               r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless,
+               r.queued_until IS NOT NULL AS queued
+        FROM onceward.leases l
+        CROSS JOIN LATERAL (
+            SELECT * FROM onceward.records r
+            WHERE r.created_at = l.created_at AND r.state = 'in_progress' AND r.lease_until <= t
+              AND (NOT r.open_effect_idempotent
+                   OR r.effects IN ('undeclared', 'external')
+                   OR (r.effects <> 'phased' AND r.recovery_point IS NULL
+                       AND r.open_effect IS NULL))
+            FOR UPDATE SKIP LOCKED) r
+        WHERE (l.check_at, l.lease_id) > (after_check, after_lease)
+          AND (l.check_at, l.lease_id) <= (last_check, last_lease)
+        ORDER BY l.check_at, l.lease_id
+        LIMIT most
+    LOOP
+        looked := looked + 1;
+        UPDATE onceward.records r SET
+            state = CASE WHEN NOT due.harmless THEN 'unknown'
+                         WHEN due.queued THEN 'pending' ELSE 'failed_retryable' END,
+            reconcile_after = CASE WHEN due.harmless THEN NULL ELSE t END,
+            lease_until = CASE WHEN due.harmless AND due.queued
+                               THEN onceward.plus(t, onceward.backoff(r.attempts))
+                               ELSE r.lease_until END,
+            due_at = CASE WHEN due.harmless AND due.queued
+                          THEN onceward.plus(t, onceward.backoff(r.attempts)) END,
+            give_up_at = CASE WHEN due.harmless AND due.queued THEN r.queued_until END,
+            finished_at = CASE WHEN due.harmless AND NOT due.queued THEN t
+                               ELSE r.finished_at END,
+            expires_at = CASE WHEN due.harmless AND NOT due.queued
+                              THEN onceward.plus(t, r.retention) ELSE r.expires_at END,
+            reap_at = CASE WHEN due.harmless AND NOT due.queued
+                           THEN least(r.reap_at, onceward.plus(t, r.retention))
+                           ELSE r.reap_at END,
+            last_error = 'in_progress_lock_expired'
+        WHERE r.record_id = due.record_id AND r.state = 'in_progress' AND r.fence = due.fence
+          AND r.lease_until <= t
+        RETURNING r.scope, r.key, r.state, r.attempt INTO scope, key, state, attempt;
+        -- It may stand in the list more than once.
+        CONTINUE WHEN NOT FOUND;
+        INSERT INTO onceward.audit_records (
+            at, scope, key, generation, event, attempt, fence, reason)
+        VALUES (t, due.scope, due.key, due.generation, 'lease_expired', due.attempt, due.fence,
+                state)
+        ON CONFLICT DO NOTHING;
+        RETURN NEXT;
+    END LOOP;
     -- Most have completed long ago.
     DELETE FROM onceward.leases l WHERE l.ctid = ANY (ARRAY(
         SELECT l.ctid FROM onceward.leases l
-        WHERE l.check_at <= t
+        WHERE (l.check_at, l.lease_id) > (after_check, after_lease)
+          AND (l.check_at, l.lease_id) <= (last_check, last_lease)
           AND NOT EXISTS (SELECT FROM onceward.records r
                           WHERE r.created_at = l.created_at AND r.state = 'in_progress' OFFSET 0)
-        ORDER BY l.check_at LIMIT at_once FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS dropped = ROW_COUNT;
-    IF dropped < at_once THEN
-        FOR due IN
-            SELECT r.record_id, r.fence, r.generation, r.attempt, r.scope, r.key,
-                   r.effects IN ('local', 'none') AND r.open_effect IS NULL AS harmless,
-                   r.queued_until IS NOT NULL AS queued
-            FROM onceward.leases l
-            CROSS JOIN LATERAL (
-                SELECT * FROM onceward.records r
-                WHERE r.created_at = l.created_at AND r.state = 'in_progress' AND r.lease_until <= t
-                  AND (NOT r.open_effect_idempotent
-                       OR r.effects IN ('undeclared', 'external')
-                       OR (r.effects <> 'phased' AND r.recovery_point IS NULL
-                           AND r.open_effect IS NULL))
-                FOR UPDATE SKIP LOCKED) r
-            WHERE l.check_at <= t
-            ORDER BY l.check_at
-            LIMIT most
-        LOOP
-            looked := looked + 1;
-            UPDATE onceward.records r SET
-                state = CASE WHEN NOT due.harmless THEN 'unknown'
-                             WHEN due.queued THEN 'pending' ELSE 'failed_retryable' END,
-                reconcile_after = CASE WHEN due.harmless THEN NULL ELSE t END,
-                lease_until = CASE WHEN due.harmless AND due.queued
-                                   THEN onceward.plus(t, onceward.backoff(r.attempts))
-                                   ELSE r.lease_until END,
-                due_at = CASE WHEN due.harmless AND due.queued
-                              THEN onceward.plus(t, onceward.backoff(r.attempts)) END,
-                give_up_at = CASE WHEN due.harmless AND due.queued THEN r.queued_until END,
-                finished_at = CASE WHEN due.harmless AND NOT due.queued THEN t
-                                   ELSE r.finished_at END,
-                expires_at = CASE WHEN due.harmless AND NOT due.queued
-                                  THEN onceward.plus(t, r.retention) ELSE r.expires_at END,
-                reap_at = CASE WHEN due.harmless AND NOT due.queued
-                               THEN least(r.reap_at, onceward.plus(t, r.retention))
-                               ELSE r.reap_at END,
-                last_error = 'in_progress_lock_expired'
-            WHERE r.record_id = due.record_id AND r.state = 'in_progress' AND r.fence = due.fence
-              AND r.lease_until <= t
-            RETURNING r.scope, r.key, r.state, r.attempt INTO scope, key, state, attempt;
-            -- It may stand in the list more than once.
-            CONTINUE WHEN NOT FOUND;
-            INSERT INTO onceward.audit_records (
-                at, scope, key, generation, event, attempt, fence, reason)
-            VALUES (t, due.scope, due.key, due.generation, 'lease_expired', due.attempt, due.fence,
-                    state)
-            ON CONFLICT DO NOTHING;
-            RETURN NEXT;
-        END LOOP;
-        -- What was renewed is looked at again when that lease ends.
-        WITH renewed AS (
-            SELECT l.ctid AS place, l.created_at FROM onceward.leases l
-            WHERE l.check_at <= t
-              AND t < (SELECT min(r.lease_until) FROM onceward.records r
-                       WHERE r.created_at = l.created_at AND r.state = 'in_progress' OFFSET 0)
-            ORDER BY l.check_at LIMIT at_once FOR UPDATE SKIP LOCKED)
-        UPDATE onceward.leases l SET check_at = (
-            SELECT min(r.lease_until) FROM onceward.records r
-            WHERE r.created_at = n.created_at AND r.state = 'in_progress' OFFSET 0)
-        FROM renewed n WHERE l.ctid = n.place;
-        GET DIAGNOSTICS filed = ROW_COUNT;
+        FOR UPDATE SKIP LOCKED));
+    -- What was renewed is looked at again when that lease ends.
+    WITH renewed AS (
+        SELECT l.ctid AS place, l.created_at FROM onceward.leases l
+        WHERE (l.check_at, l.lease_id) > (after_check, after_lease)
+          AND (l.check_at, l.lease_id) <= (last_check, last_lease)
+          AND t < (SELECT min(r.lease_until) FROM onceward.records r
+                   WHERE r.created_at = l.created_at AND r.state = 'in_progress' OFFSET 0)
+        FOR UPDATE SKIP LOCKED)
+    UPDATE onceward.leases l SET check_at = (
+        SELECT min(r.lease_until) FROM onceward.records r
+        WHERE r.created_at = n.created_at AND r.state = 'in_progress' OFFSET 0)
+    FROM renewed n WHERE l.ctid = n.place;
+    IF looked >= most THEN
+        -- There may be others among those that were looked at.
+        last_check := after_check;
+        last_lease := after_lease;
     END IF;
-    IF greatest(dropped, filed) >= at_once OR looked >= most THEN
+    IF more OR looked >= most THEN
         scope := NULL;
         key := NULL;
         state := NULL;
         attempt := NULL;
+        next_check := last_check;
+        next_lease := last_lease;
         RETURN NEXT;
     END IF;
 END
@@ -744,7 +767,7 @@ BEGIN
     SELECT d.record_id, row_number() OVER (ORDER BY d.line, d.lease_until)
     FROM ((SELECT r.record_id, r.lease_until, 1 AS line
            FROM (SELECT DISTINCT l.created_at FROM onceward.leases l
-                 WHERE l.check_at <= resumable.t) l
+                 WHERE l.phased AND l.check_at <= resumable.t) l
            CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                                WHERE r.created_at = l.created_at AND r.state = 'in_progress'
                                OFFSET 0) r
@@ -754,7 +777,7 @@ BEGIN
            ORDER BY r.lease_until LIMIT most + skipped)
           UNION ALL
           (SELECT r.record_id, r.lease_until, 0 FROM onceward.records r
-           WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t
+           WHERE r.due_at IS NOT NULL AND r.due_at <= resumable.t AND r.state = 'pending'
            ORDER BY r.due_at LIMIT most + skipped)) d
     ORDER BY 2 LIMIT most OFFSET skipped;
 END

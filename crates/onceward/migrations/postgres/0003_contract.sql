@@ -134,7 +134,7 @@ BEGIN
         reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
         last_error = CASE WHEN denied THEN 'executed_after_all' END,
         reconcile_after = NULL, probes = 0, asked_at = NULL, absent_at = NULL,
-        reply_status = complete.status
+        reply_status = complete.status, due_at = NULL, give_up_at = NULL
     WHERE record_id = r.record_id;
     INSERT INTO onceward.replies (record_id, headers, body)
     VALUES (r.record_id, encoded, coalesce(complete.body, ''));
@@ -218,7 +218,8 @@ BEGIN
     ELSIF r.recovery_point IS NOT NULL OR r.open_effect IS NOT NULL THEN
         UPDATE onceward.records SET lease_until = t, last_error = why
         WHERE record_id = r.record_id;
-        INSERT INTO onceward.leases (check_at, created_at) VALUES (t, r.created_at);
+        INSERT INTO onceward.leases (check_at, created_at, phased)
+        VALUES (t, r.created_at, r.effects = 'phased');
     ELSIF r.queued_until IS NOT NULL THEN
         UPDATE onceward.records SET
             state = 'pending', last_error = why,

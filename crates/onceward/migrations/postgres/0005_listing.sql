@@ -60,7 +60,8 @@ BEGIN
         conditions := conditions || format(
             ' AND onceward.shown_state(r.state, r.expires_at, %s) = ANY (%L::text[])', now, states);
     END IF;
-    -- What is open is little, and has lists of its own.
+    -- What is open is little, and has lists of its own. That of leases has much besides: whoever asks
+    -- for what is in progress asks for one span of it after another.
     IF states = ARRAY['unknown'] THEN
         conditions := conditions || ' AND r.reconcile_after IS NOT NULL';
     ELSIF states = ARRAY['in_progress'] THEN
@@ -68,7 +69,10 @@ BEGIN
             SELECT o.record_id FROM onceward.leases l
             CROSS JOIN LATERAL (SELECT o.record_id FROM onceward.records o
                                 WHERE o.created_at = l.created_at AND o.state = ''in_progress''
-                                OFFSET 0) o)';
+                                OFFSET 0) o
+            WHERE true'
+            || onceward.condition(filter, 'created_from', 'l.created_at >= %s')
+            || onceward.condition(filter, 'created_before', 'l.created_at < %s') || ')';
     ELSIF states = ARRAY['pending'] AND NOT overdue THEN
         conditions := conditions || ' AND r.due_at IS NOT NULL';
     END IF;
@@ -91,6 +95,18 @@ BEGIN
         now, conditions, sorted, direction, (filter ->> 'limit')::integer,
         (filter ->> 'skipped')::bigint);
 END
+$$;
+
+-- The moment at which so many rows of the list of leases have been passed, from one end of a span of
+-- time; null if there are fewer. The rows are short: to read them all is little beside finding the
+-- records behind them.
+CREATE FUNCTION onceward.moment(first bigint, before bigint, descending boolean, most bigint)
+RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT l.created_at FROM onceward.leases l
+    WHERE l.created_at >= moment.first AND l.created_at < moment.before
+    ORDER BY CASE WHEN descending THEN -l.created_at ELSE l.created_at END
+    OFFSET most - 1 LIMIT 1
 $$;
 
 -- Audit records by a filter, the latest first, without the replies in them.
@@ -127,7 +143,8 @@ $$;
 
 -- How many records there are in each state, and the oldest of those that are open. Up to `most`
 -- records are counted; of more, some pages are read and the rest is reckoned from them. What is open
--- has an index, and is counted up to `most`.
+-- has an index, and is counted up to `most`; what is in progress, among the first `most` rows of the list
+-- of leases, in which those come first whose lease was over first.
 CREATE FUNCTION onceward.stats(at bigint, most bigint)
 RETURNS TABLE (state text, records bigint, estimated boolean, oldest bigint)
 LANGUAGE plpgsql VOLATILE AS $$
@@ -162,9 +179,12 @@ BEGIN
         FROM (SELECT r.created_at FROM onceward.records r WHERE r.due_at IS NOT NULL
               ORDER BY r.due_at LIMIT most + 1) r;
     RETURN QUERY
-        SELECT 'in_progress', least(count(*), most), count(*) > most, min(r.started_at)
+        WITH listed AS MATERIALIZED (
+            SELECT l.created_at FROM onceward.leases l ORDER BY l.check_at LIMIT most + 1)
+        SELECT 'in_progress', least(count(*), most),
+               count(*) > most OR (SELECT count(*) FROM listed) > most, min(r.started_at)
         FROM (SELECT r.started_at
-              FROM (SELECT DISTINCT l.created_at FROM onceward.leases l) l
+              FROM (SELECT DISTINCT l.created_at FROM listed l) l
               CROSS JOIN LATERAL (SELECT r.started_at FROM onceward.records r
                                   WHERE r.created_at = l.created_at AND r.state = 'in_progress'
                                   OFFSET 0) r

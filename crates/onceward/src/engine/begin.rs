@@ -328,6 +328,9 @@ impl Engine {
             let sent = self.clock.monotonic();
             let answer = clock::until(give_up, self.take(ask, terms.take)).await;
             let error = match answer {
+                Some(Ok(found)) if may_be_granted && self.may_be_ours(&found, ask, terms.take) => {
+                    timed_out()
+                }
                 Some(Ok(reservation)) => {
                     self.breaker.answered();
                     return Ok((reservation, sent));
@@ -380,6 +383,7 @@ impl Engine {
                         return;
                     }
                 }
+                Ok(Ok(found)) if self.may_be_ours(&found, ask, take) => {}
                 Ok(Ok(_)) => return,
                 Ok(Err(error)) if !error.may_be_repeated() => return,
                 Ok(Err(_)) | Err(_) => {}
@@ -387,6 +391,18 @@ impl Engine {
             self.drain.pause(pause).await;
             pause = (pause * 2).min(PAUSE_LONGEST);
         }
+    }
+
+    /// Whether an earlier call of this attempt may be taking what is said to be in the way: nobody is at
+    /// it any more, and somebody has it locked.
+    fn may_be_ours(&self, found: &Reservation, ask: &Ask, take: Take) -> bool {
+        let Reservation::Occupied { record, .. } = found else { return false };
+        // All that a claim finds is in its way, unless it is the one that was looked at.
+        matches!(take, Take::Reserve)
+            && ask.mode == Mode::Execute
+            && record.state == State::InProgress
+            && record.fingerprint == ask.fingerprint
+            && !record.lease_is_live(self.clock.now())
     }
 
     /// What a record that is in the way means to a request with the same fingerprint.

@@ -60,6 +60,11 @@ impl Engine {
         Ok(swept)
     }
 
+    /// Whether the store stopped before it had looked at all leases.
+    pub(crate) fn has_more_to_sweep(&self) -> bool {
+        self.store.has_more_to_sweep()
+    }
+
     /// Gives up what is overdue, some of it: those first whose time has been over for longest. With how
     /// many that were, and where to go on.
     pub(crate) async fn give_up_overdue(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Step, after_lease, after_retention, grant, known, regrant};
+use super::{Step, after_lease, after_retention, effects_of_next, grant, known, regrant};
 use crate::{
     clock::Timestamp,
     record::{Effects, Fence, Record, State},
@@ -32,8 +32,7 @@ pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Step<Rese
     record.attempt = claim.attempt;
     record.fence = Fence::next(Some(record.fence), now);
     record.max_execution = claim.max_execution;
-    // What is declared when it runs decides, should the attempt vanish.
-    record.effects = claim.effects;
+    record.effects = effects_of_next(&record, claim.effects);
     grant(record, claim.lease, found, remembered, now)
 }
 

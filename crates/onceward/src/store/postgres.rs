@@ -11,7 +11,11 @@
 //! Limits: the primary only; what the server acknowledged and then lost (`synchronous_commit = off`,
 //! a failover to a replica that was behind) is lost.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::sync::watch;
 
@@ -123,6 +127,8 @@ pub struct PgStore {
     side: Lane<Side>,
     database: PgDatabase,
     witnesses: Witnesses,
+    /// Where the next sweep goes on, if the last one did not come to the end.
+    sweeps_on: Mutex<Option<workers::Place>>,
     closing_batches: watch::Sender<bool>,
     closing_side: watch::Sender<bool>,
 }
@@ -168,6 +174,7 @@ impl PgStore {
             side,
             database: PgDatabase { name, statements, clock: options.clock.clone() },
             witnesses,
+            sweeps_on: Mutex::default(),
             closing_batches,
             closing_side,
         })
@@ -246,14 +253,7 @@ impl Store for PgStore {
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
-        self.single(move |link| {
-            Box::pin(async move {
-                let decide =
-                    |found: Option<&Record>, now| machine::resolve(found, resolve.clone(), now);
-                let resolved = step(link, &resolve.id, None, no_request, decide).await;
-                resolved.map_err(look::StepFailed::into_error)
-            })
-        })
+        self.single(move |link| Box::pin(look::resolve(link, resolve)))
     }
 
     fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
@@ -290,7 +290,7 @@ impl Store for PgStore {
     }
 
     fn list_records(&self, query: Query) -> StoreFuture<'_, Page> {
-        self.single(move |link| Box::pin(list::page(link, query)))
+        Box::pin(list::page(self, query))
     }
 
     fn audit_log(&self, query: AuditQuery) -> StoreFuture<'_, AuditPage> {
@@ -302,7 +302,11 @@ impl Store for PgStore {
     }
 
     fn sweep(&self, limit: u32) -> StoreFuture<'_, Vec<Swept>> {
-        self.single(move |link| Box::pin(workers::sweep(link, limit)))
+        Box::pin(workers::sweep(self, limit))
+    }
+
+    fn has_more_to_sweep(&self) -> bool {
+        self.sweeps_on.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn reap(&self, limit: u32) -> StoreFuture<'_, Reaped> {

@@ -289,6 +289,10 @@ impl Store for SealedStore {
         self.inner.acknowledge_regression(reason)
     }
 
+    fn has_more_to_sweep(&self) -> bool {
+        self.inner.has_more_to_sweep()
+    }
+
     fn epoch(&self) -> u64 {
         self.inner.epoch()
     }

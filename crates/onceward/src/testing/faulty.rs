@@ -350,6 +350,10 @@ macro_rules! wrapped_store {
                 self.call(StoreCall::AcknowledgeRegression, inner)
             }
 
+            fn has_more_to_sweep(&self) -> bool {
+                self.inner.has_more_to_sweep()
+            }
+
             fn epoch(&self) -> u64 {
                 self.inner.epoch()
             }

@@ -112,6 +112,7 @@ impl Sweeper {
             let begun = Instant::now();
             let swept = self.engine.sweep_some(BATCH).await?;
             if swept.is_empty() {
+                sweep.more = self.engine.has_more_to_sweep();
                 return Ok(self.engine.is_draining());
             }
             for one in swept {

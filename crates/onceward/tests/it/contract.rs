@@ -16,11 +16,11 @@ use onceward::{
     record::{AuditEvent, Lease, RecordId, State},
     reply::ReplyBody,
     store::{Ask, Reservation, Resolution, Resolve, Resolved, Write, Written},
-    testing::samples::{ask, id, phased, retry},
+    testing::samples::{ask, claim, id, phased, queued, retry},
 };
 use onceward_testbed::{Database, Postgres};
 use serde_json::{Value, json};
-use sqlx::{PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool};
 use tower::ServiceExt as _;
 
 use crate::{
@@ -384,6 +384,34 @@ async fn a_completion_after_the_release_counts_where_more_than_the_transaction_m
         let again = shop.store.write(&lease, Write::Complete(expected.clone())).await;
         assert_eq!(again.expect("an answer"), Written::AlreadyMine(Some(expected)));
     }
+}
+
+#[tokio::test]
+async fn accepted_work_that_is_completed_after_its_release_waits_for_nobody_any_more() {
+    let shop = Shop::open().await;
+    let ask = queued("late");
+    let _: Reservation = shop.store.reserve(ask.clone()).await.expect("an answer");
+    let claimed = Store::claim(&*shop.store, claim(&ask)).await.expect("an answer");
+    let Reservation::Granted { lease, .. } = claimed else { panic!("{claimed:?}") };
+    let record = shop.store.load(&ask.id).await.expect("an answer").expect("a record");
+    taken_for_lost(&*shop.store, &record, true).await;
+    assert_eq!(shop.state(&ask.id).await, State::Pending);
+    let far = i64::MAX;
+    let overdue = r#"{"overdue": true, "descending": false, "limit": 9, "skipped": 0}"#;
+    let waiting = async || {
+        let count = format!(
+            "SELECT (SELECT count(*) FROM onceward.resumable({far}, false, 9, 0)), \
+                    (SELECT count(*) FROM onceward.list({far}, '{overdue}'))"
+        );
+        let count = sqlx::query_as::<_, (i64, i64)>(AssertSqlSafe(count));
+        count.fetch_one(&shop.pool).await.expect("two numbers")
+    };
+    assert_eq!(waiting().await, (1, 1));
+    let handed = Handed::from(&lease);
+    let completed = alone(&shop, async |tx| handed.complete(tx, 200, json!({}), b"late").await);
+    assert_eq!(completed.await, Ok(()));
+    assert_eq!(shop.state(&ask.id).await, State::Completed);
+    assert_eq!(waiting().await, (0, 0));
 }
 
 /// The same through the library, whose routes are `local` then.

@@ -225,7 +225,8 @@ pub(crate) async fn never_analysed(rows: u32) -> Home {
              SELECT 'tenant', 'filled-' || n, 1, decode(repeat('01', 32), 'hex'), 1, 'in_progress', \
                     md5(n::text)::uuid, 7, 1, 'external', 'r', 'POST', '/', n, n, 9000, 5, 9000, 5, \
                     5, false, 9000 FROM generate_series(1, {rows}) AS n; \
-             INSERT INTO leases (check_at, created_at) SELECT lease_until, created_at FROM records"
+             INSERT INTO leases (check_at, created_at, phased) \
+             SELECT lease_until, created_at, false FROM records"
         ),
     )
     .await;
@@ -512,6 +513,25 @@ async fn pending_work_that_is_due_is_found_by_its_index_among_many_records() {
     run(&mut look, "DROP INDEX records_due").await;
     let looked_at = pages(&home, &due).await;
     assert!(looked_at > 500, "{looked_at} pages");
+}
+
+#[tokio::test]
+async fn work_that_waits_is_found_among_many_leases_of_what_has_completed() {
+    let home = never_analysed(20_000).await;
+    let mut look = home.connection().await;
+    run(&mut look, "UPDATE records SET state = 'completed', reply_status = 200").await;
+    let phased = |key: &str| Ask { effects: Effects::Phased, ..ask(key) };
+    home.occupy(&phased("alone")).await;
+    let together = (0..3).map(|number| phased(&format!("together-{number}"))).collect();
+    reserve_all(&home.store, together).await;
+    let accepted = Ask { mode: Mode::Accept, ..ask("accepted") };
+    let _: Reservation = home.store.reserve(accepted).await.expect("an answer");
+    let due = format!("SELECT * FROM {}.resumable({}, false, 16, 0)", home.schema, i64::MAX);
+    let found = format!("SELECT key FROM ({due}) d JOIN records USING (record_id) ORDER BY key");
+    let all = ["accepted", "alone", "together-0", "together-1", "together-2"];
+    assert_eq!(lines(&mut look, &found).await, all);
+    let looked_at = pages(&home, &due).await;
+    assert!(looked_at < 100, "{looked_at} pages");
 }
 
 #[tokio::test]

@@ -10,15 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use axum::Router;
 use onceward::{
-    PgOptions, PgStore, Store as _,
+    Idempotency, PgOptions, PgStore, Policy, Store,
     clock::{Clock as _, ManualClock},
     record::{Effects, State},
     store::{
-        Advance, Advanced, Ask, Found, Reservation, StoreErrorKind, StoreFuture, Write, Written,
+        Advance, Advanced, Ask, Found, Reservation, Resolution, Resolve, Resolved, StoreErrorKind,
+        StoreFuture, Write, Written,
     },
     testing::{
-        Model,
+        Fault, FaultyStore, Model, StoreCall,
         samples::{ask, intend, phased, reply, retry, save},
     },
 };
@@ -26,8 +28,12 @@ use onceward_testbed::{CutProxy, Postgres, READY_FOR_QUERY};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use sqlx::{Connection as _, PgConnection};
 use tokio::task::JoinSet;
+use tower::ServiceExt as _;
 
-use crate::postgres_home::{Home, copy, insist, one, run};
+use crate::{
+    postgres_home::{Home, copy, insist, one, run},
+    service::{Answer, charge, says},
+};
 
 /// A store behind a proxy that breaks connections.
 async fn behind_a_proxy(options: impl FnOnce(PgOptions) -> PgOptions) -> (Home, CutProxy) {
@@ -205,6 +211,80 @@ async fn a_lost_reserve_that_is_still_on_its_way_is_not_said_to_have_failed() {
     }
     let granted = insist(|| home.store.reserve(asked.clone())).await;
     assert!(matches!(granted, Reservation::Granted { found: Found::Mine, .. }), "{granted:?}");
+}
+
+#[tokio::test]
+async fn a_decision_whose_answer_is_lost_is_not_said_to_be_refused() {
+    let (home, proxy) = behind_a_proxy(|options| options).await;
+    let asked = ask("decided-0001");
+    let lease = home.grant(&asked).await;
+    home.write(&lease, Write::MarkUnknown("reset".into())).await;
+    let resolve = |reason: &str| Resolve {
+        id: asked.id.clone(),
+        generation: lease.generation,
+        fence: lease.fence,
+        resolution: Resolution::Complete(reply("done")),
+        reason: reason.into(),
+    };
+    // The reason is in the statement that changes the record, and not in the one that looks.
+    proxy.cut_after(b"the provider says so", READY_FOR_QUERY);
+    let said = home.store.resolve(resolve("the provider says so")).await;
+    assert_eq!(said.expect_err("lost").kind(), StoreErrorKind::Ambiguous);
+    assert_eq!(proxy.sprung(), 1);
+    let record = home.store.load(&asked.id).await.expect("load answers").expect("a record");
+    assert_eq!(record.state, State::Completed);
+    // And its twin: a look that was lost has decided nothing.
+    proxy.cut_after(b"decided-0001", READY_FOR_QUERY);
+    let said = home.store.resolve(resolve("once more")).await.expect("resolve answers");
+    assert!(matches!(said, Resolved::Refused(_)), "{said:?}");
+    assert_eq!(proxy.sprung(), 2);
+}
+
+/// An earlier call of the same attempt may be what has the record locked.
+#[tokio::test]
+async fn after_a_lost_answer_a_locked_record_whose_lease_is_over_is_not_somebody_elses() {
+    let home = Home::new().await;
+    let (unlock, mut locked) = tokio::sync::mpsc::unbounded_channel();
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    let plan = {
+        let answers = Arc::clone(&answers);
+        move |call, _| {
+            let mut planned = answers.lock().expect("no panic");
+            match planned.pop() {
+                Some(Some(fault)) if call == StoreCall::Reserve => fault,
+                Some(None) if call == StoreCall::Reserve => {
+                    let _ = unlock.send(());
+                    Fault::None
+                }
+                _ => Fault::None,
+            }
+        }
+    };
+    let store = FaultyStore::new(Arc::clone(&home.store) as Arc<dyn Store>, plan);
+    let policy = Policy::required().effects(Effects::None).expect("allowed");
+    let layer = Idempotency::new(Arc::new(store), policy);
+    let app = Router::new().fallback(async || "done").layer(layer);
+    let send = async || {
+        let sent = app.clone().oneshot(charge("order-0000000000000001")).await;
+        Answer::read(sent.expect("infallible")).await
+    };
+    assert_eq!(send().await.says(), says(200, "executed"));
+    let mut other = home.connection().await;
+    let cut_off = "UPDATE records SET state = 'in_progress', lease_until = 1, reply_status = NULL, \
+                   finished_at = NULL; DELETE FROM replies";
+    run(&mut other, cut_off).await;
+    run(&mut other, "BEGIN; SELECT 1 FROM records FOR UPDATE").await;
+    // From the end: lost, answered while it is locked, and once more.
+    *answers.lock().expect("no panic") = vec![None, Some(Fault::None), Some(Fault::LostBefore)];
+    let mut sent = std::pin::pin!(send());
+    let answer = tokio::select! {
+        answer = &mut sent => answer,
+        _ = locked.recv() => {
+            run(&mut other, "ROLLBACK").await;
+            sent.await
+        }
+    };
+    assert_eq!(answer.says(), says(200, "executed"));
 }
 
 /// What a repeated call must answer, if the model answers so.

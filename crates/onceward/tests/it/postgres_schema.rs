@@ -168,8 +168,9 @@ fn fill(rows: u32) -> String {
                 false, CASE WHEN n % 1000 IN (1, 3) THEN NULL ELSE 200 END, \
                 CASE n % 1000 WHEN 3 THEN 1 END, CASE n % 1000 WHEN 2 THEN 5 ELSE 9000 END \
          FROM generate_series(1, {rows}) AS n; \
-         INSERT INTO leases (check_at, created_at) \
-         SELECT CASE WHEN state = 'in_progress' THEN 5 ELSE 900000 END, created_at FROM records; \
+         INSERT INTO leases (check_at, created_at, phased) \
+         SELECT CASE WHEN state = 'in_progress' THEN 5 ELSE 900000 END, created_at, false \
+         FROM records; \
          INSERT INTO replies SELECT record_id, '\\x01', NULL, 'body' FROM records \
          WHERE state = 'completed'"
     )

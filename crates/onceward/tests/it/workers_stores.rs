@@ -8,7 +8,7 @@ use onceward::{
     record::State,
     store::{
         Ask, Mode, Reaped, Reservation, Which, Write,
-        list::{Order, Query},
+        list::{Order, Query, Sort},
     },
     testing::samples::{LEASE, RETENTION, TOMBSTONE, ask, reply, retry},
     worker::{Sweep, Sweeper},
@@ -141,6 +141,112 @@ async fn the_list_of_leases_is_cleared_by_the_sweeper_and_loses_nothing_that_is_
     assert_eq!(swept.iter().map(|swept| &swept.id).collect::<Vec<_>>(), [&renewed.id]);
     assert_eq!(home.store.sweep(10).await.expect("sweep answers"), []);
     assert_eq!(lines(&mut look, listed).await, Vec::<String>::new());
+}
+
+/// Many leases, and one that ran out, of which the sweeper has to do something.
+async fn backlog(first: &str) -> Home {
+    let home = never_analysed(20_000).await;
+    let mut look = home.connection().await;
+    run(&mut look, first).await;
+    home
+}
+
+const SETTLED: &str = "UPDATE records SET state = 'completed', reply_status = 200 WHERE record_id > 1; \
+                       UPDATE leases SET check_at = created_at";
+
+#[tokio::test]
+async fn a_lease_that_ran_out_does_not_wait_for_the_clearing_of_a_long_list() {
+    let home = backlog(SETTLED).await;
+    let mut look = home.connection().await;
+    let statement =
+        format!("SELECT key FROM {}.sweep(50000, 10) WHERE key IS NOT NULL", home.schema);
+    assert_eq!(lines(&mut look, &statement).await, ["filled-1"]);
+    assert_eq!(home.store.sweep(10).await.expect("sweep answers"), []);
+    let listed = "SELECT count(*)::text FROM leases";
+    assert_eq!(lines(&mut look, listed).await, ["0"], "and is cleared all the same");
+    assert!(!home.store.has_more_to_sweep());
+}
+
+#[tokio::test]
+async fn a_lease_that_ran_out_is_found_behind_many_that_have_to_stay() {
+    let stay = "UPDATE records SET effects = 'phased' WHERE record_id < 20000; \
+                UPDATE leases SET check_at = created_at, phased = created_at < 20000";
+    let home = backlog(stay).await;
+    let statement = format!("SELECT * FROM {}.sweep(50000, 10)", home.schema);
+    let looked_at = pages(&home, &statement).await;
+    assert!(looked_at < 20_000, "{looked_at} pages");
+    for expected in [&["filled-20000"][..], &[]] {
+        let swept = home.store.sweep(10).await.expect("sweep answers");
+        let keys: Vec<_> = swept.iter().map(|swept| swept.id.key.as_str()).collect();
+        assert_eq!(keys, expected);
+    }
+    assert_eq!(home.store.resumable(Which::All, 10).await.expect("an answer").len(), 10);
+}
+
+#[tokio::test]
+async fn a_sweep_ends_when_its_caller_has_gone() {
+    let home = backlog(SETTLED).await;
+    let begun = async {
+        while !home.store.has_more_to_sweep() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        swept = home.store.sweep(10) => panic!("it has come to its end: {swept:?}"),
+        () = begun => {}
+    }
+    // Waits for what was sent, and for nothing else.
+    home.store.close().await;
+    let mut look = home.connection().await;
+    let listed = lines(&mut look, "SELECT count(*)::text FROM leases").await;
+    let listed: u32 = listed[0].parse().expect("a number");
+    assert!((10_000..20_000).contains(&listed), "{listed} leases are left");
+}
+
+#[tokio::test]
+async fn what_is_in_progress_is_listed_and_counted_among_many_leases_of_what_has_completed() {
+    let home = never_analysed(25_000).await;
+    let mut look = home.connection().await;
+    let end = "UPDATE records SET state = 'completed', reply_status = 200 \
+               WHERE record_id NOT IN (1, 12000, 12001, 25000); \
+               UPDATE leases SET check_at = created_at";
+    run(&mut look, end).await;
+    let all = ["filled-1", "filled-12000", "filled-12001", "filled-25000"];
+    for (sort, order) in [
+        (Sort::CreatedAt, Order::Ascending),
+        (Sort::CreatedAt, Order::Descending),
+        (Sort::ExpiresAt, Order::Ascending),
+        (Sort::ExpiresAt, Order::Descending),
+    ] {
+        let states = vec![State::InProgress];
+        let mut query = Query { states, sort, order, limit: 3, ..Query::default() };
+        let mut keys = Vec::new();
+        loop {
+            let page = home.store.list_records(query.clone()).await.expect("an answer");
+            keys.extend(page.records.iter().map(|it| it.id.key.as_str().to_owned()));
+            query.after = page.next;
+            if query.after.is_none() {
+                break;
+            }
+        }
+        if order == Order::Descending {
+            keys.reverse();
+        }
+        assert_eq!(keys, all, "{sort:?} {order:?}");
+    }
+    let filter = r#"{"states": ["in_progress"], "descending": false, "limit": 16, "skipped": 0,
+                     "created_from": 12000, "created_before": 12500}"#;
+    let list = format!("SELECT * FROM {}.list(100, '{filter}')", home.schema);
+    let looked_at = pages(&home, &list).await;
+    assert!(looked_at < 5_000, "{looked_at} pages");
+    // The first are those whose lease was over first.
+    let stats = format!("SELECT * FROM {}.stats(100, 1000)", home.schema);
+    let counted = format!(
+        "SELECT concat_ws(' ', records, estimated, oldest) FROM ({stats}) s WHERE state = 'in_progress'"
+    );
+    assert_eq!(lines(&mut look, &counted).await, ["1 t 1"]);
+    let looked_at = pages(&home, &stats).await;
+    assert!(looked_at < 20_000, "{looked_at} pages");
 }
 
 #[tokio::test]

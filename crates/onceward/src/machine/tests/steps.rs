@@ -227,6 +227,22 @@ fn a_declaration_that_changed_makes_no_failure_of_steps() {
 }
 
 #[test]
+fn an_attempt_after_steps_is_one_that_a_worker_finds_unless_it_may_act_outside_of_them() {
+    for effects in Effects::ALL {
+        for progress in ["nothing", "saved", "idempotent"] {
+            let before = come_to(progress);
+            let (after, ..) =
+                granted(reserve(Some(&before), &Ask { effects, ..retry() }, at(LEASE)));
+            let expected = match effects {
+                Effects::Local | Effects::None if progress != "nothing" => Effects::Phased,
+                declared => declared,
+            };
+            assert_eq!(after.effects, expected, "{effects:?} {progress}");
+        }
+    }
+}
+
+#[test]
 fn only_pending_work_and_phased_work_whose_lease_is_over_wait_for_a_worker() {
     for effects in Effects::ALL {
         for state in State::ALL {

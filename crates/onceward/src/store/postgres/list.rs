@@ -5,6 +5,7 @@ use sqlx::{Row as _, postgres::PgRow};
 use tracing::warn;
 
 use super::{
+    PgStore,
     link::{Caller as _, Link, call},
     row::{FoundRow, damaged, read_audit, uuid},
     workers::{fetch, unreadable},
@@ -12,18 +13,83 @@ use super::{
 use crate::{
     clock::Timestamp,
     key::Key,
-    record::{RecordId, State},
+    record::{Record, RecordId, State},
     scope::Scope,
     store::{
         StoreError,
         list::{
-            AuditPage, AuditQuery, COUNTED_MAX, Count, KeyFilter, Order, Page, Query, Sort, Stats,
-            shown,
+            AuditPage, AuditQuery, COUNTED_MAX, Count, KeyFilter, Order, Page, Query, Sort, Span,
+            Stats, shown,
         },
     },
 };
 
-pub(super) async fn page(link: &mut Link, query: Query) -> Result<Page, StoreError> {
+/// So many rows of the list of leases at most are followed by one statement.
+const LEASES_MAX: i64 = 10_000;
+
+pub(super) async fn page(store: &PgStore, query: Query) -> Result<Page, StoreError> {
+    let part = |query: Query| store.single(move |link| Box::pin(part(link, query)));
+    if query.states != [State::InProgress] {
+        return Ok(query.cut(part(query.clone()).await?));
+    }
+    // Most of the leases may be of what has completed. They are gone through in spans of time, each in
+    // a statement that others do not wait for long for, until the page is full or the caller has gone.
+    let mut found = Vec::new();
+    let mut left = to_come(&query);
+    loop {
+        let down = query.order == Order::Descending;
+        let end = store.single(move |link| Box::pin(moment(link, left, down))).await?;
+        let (span, rest) = match end {
+            None => (left, None),
+            Some(end) if down => {
+                let end = Some(end);
+                (Span { from: end, ..left }, Some(Span { before: end, ..left }))
+            }
+            Some(end) => {
+                let end = Some(Timestamp::from_micros(end.as_micros().saturating_add(1)));
+                (Span { before: end, ..left }, Some(Span { from: end, ..left }))
+            }
+        };
+        found.extend(part(Query { created: span, ..query.clone() }).await?);
+        let is_full = found.len() > query.page_size() as usize && query.sort == Sort::CreatedAt;
+        match rest.filter(|_| !is_full) {
+            Some(rest) => left = rest,
+            None => return Ok(query.merge(found)),
+        }
+    }
+}
+
+/// When those may have been created that are asked for, and that were not on an earlier page.
+fn to_come(query: &Query) -> Span {
+    let Span { from, before } = query.created;
+    let passed = query.after.as_ref().filter(|_| query.sort == Sort::CreatedAt);
+    match (passed.map(|after| after.at), query.order) {
+        (None, _) => query.created,
+        (Some(at), Order::Ascending) => Span { from: from.max(Some(at)), before },
+        (Some(at), Order::Descending) => {
+            let end = Timestamp::from_micros(at.as_micros().saturating_add(1));
+            Span { from, before: Some(before.map_or(end, |before| before.min(end))) }
+        }
+    }
+}
+
+/// Where a span ends that has as many leases as one statement may follow, if there are more.
+async fn moment(link: &mut Link, left: Span, down: bool) -> Result<Option<Timestamp>, StoreError> {
+    let micros = |at: Option<Timestamp>, end| at.map_or(end, Timestamp::as_micros);
+    let bind = |link: &Link| {
+        call(&link.statements().moment)
+            .bind(micros(left.from, i64::MIN))
+            .bind(micros(left.before, i64::MAX))
+            .bind(down)
+            .bind(LEASES_MAX)
+    };
+    let rows = fetch(link, bind).await?;
+    let moment: Option<i64> = rows.first().and_then(|row| row.try_get(0).ok()).flatten();
+    Ok(moment.map(Timestamp::from_micros))
+}
+
+/// What is on a page, and one more if there is more.
+async fn part(link: &mut Link, query: Query) -> Result<Vec<Record>, StoreError> {
     let most = query.page_size() as usize + 1;
     let read = |row: &PgRow| {
         let found = FoundRow(row);
@@ -47,7 +113,7 @@ pub(super) async fn page(link: &mut Link, query: Query) -> Result<Page, StoreErr
             }
         }
         if rows.len() < page || records.len() >= most {
-            return Ok(query.cut(records));
+            return Ok(records);
         }
     }
 }

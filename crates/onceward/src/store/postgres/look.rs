@@ -14,7 +14,7 @@ use crate::{
     record::{AuditRecord, Lease, Record, RecordId, State},
     reply::Reply,
     store::{
-        Ask, Reservation, StoreError, StoreErrorKind, Write, Written,
+        Ask, Reservation, Resolve, Resolved, StoreError, StoreErrorKind, Write, Written,
         lane::{Element, Sender},
         request::encode_request,
         turn,
@@ -246,26 +246,49 @@ pub(super) fn no_request<A>(_: &A) -> Option<&'static [u8]> {
     None
 }
 
+/// What was decided and may stand already, by a try whose answer was lost, would be refused when it is
+/// told again: nobody knows then whether this one or somebody else's stands.
+pub(super) async fn resolve(link: &mut Link, resolve: Resolve) -> Result<Resolved, StoreError> {
+    let decide = |found: Option<&Record>, now| machine::resolve(found, resolve.clone(), now);
+    let in_doubt = |answer: &Resolved| matches!(answer, Resolved::Refused(_) | Resolved::Absent);
+    let resolved = step_unless(link, &resolve.id, None, no_request, decide, in_doubt).await;
+    resolved.map_err(StepFailed::into_error)
+}
+
 /// One atomic step on one record. `kept` says which request is kept beside the record, by the answer.
 pub(super) async fn step<'r, C: Caller, A>(
+    link: &mut C,
+    id: &RecordId,
+    seen: Option<(Box<Record>, Timestamp)>,
+    kept: impl Fn(&A) -> Option<&'r [u8]>,
+    decide: impl Fn(Option<&Record>, Timestamp) -> Step<A>,
+) -> Result<A, StepFailed> {
+    step_unless(link, id, seen, kept, decide, |_| false).await
+}
+
+/// The same, unless its answer is in doubt after a try that may have happened.
+async fn step_unless<'r, C: Caller, A>(
     link: &mut C,
     id: &RecordId,
     mut seen: Option<(Box<Record>, Timestamp)>,
     kept: impl Fn(&A) -> Option<&'r [u8]>,
     decide: impl Fn(Option<&Record>, Timestamp) -> Step<A>,
+    in_doubt: impl Fn(&A) -> bool,
 ) -> Result<A, StepFailed> {
     let mut may_have_happened = false;
     let mut last = StoreError::new(StoreErrorKind::Unavailable, STORE, "a record keeps changing");
     for _ in 0..LOOKS_MAX {
         let lost = match try_once(link, id, seen.take(), &kept, &decide).await {
+            Ok(Some(answer)) if may_have_happened && in_doubt(&answer) => break,
             Ok(Some(answer)) => return Ok(answer),
             Ok(None) => continue,
             Err(lost) => lost,
         };
         let error = match lost {
             Trouble::Bad(error) => return Err(StepFailed::Other(error)),
-            Trouble::Lost(lost, record) => {
+            Trouble::Lost { lost, seen: record, wrote } => {
                 let error = lost.store_error();
+                let may_be_written = wrote && error.kind() == StoreErrorKind::Ambiguous;
                 match &lost {
                     Lost::Failed(cause) => match remedy(cause) {
                         Remedy::Reconnect | Remedy::Again if C::MAY_REPEAT => {}
@@ -282,15 +305,15 @@ pub(super) async fn step<'r, C: Caller, A>(
                         _ => return Err(StepFailed::Other(error)),
                     },
                     Lost::NotSent(_) | Lost::NoAnswer => {
-                        may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
+                        may_have_happened |= may_be_written;
                         last = error;
                         break;
                     }
                 }
+                may_have_happened |= may_be_written;
                 error
             }
         };
-        may_have_happened |= error.kind() == StoreErrorKind::Ambiguous;
         last = error;
         pause().await;
     }
@@ -298,7 +321,12 @@ pub(super) async fn step<'r, C: Caller, A>(
 }
 
 enum Trouble {
-    Lost(Lost, Option<Box<Record>>),
+    Lost {
+        lost: Lost,
+        seen: Option<Box<Record>>,
+        /// A mere look leaves nothing behind.
+        wrote: bool,
+    },
     Bad(StoreError),
 }
 
@@ -330,7 +358,7 @@ async fn try_once<'r, A>(
     };
     match changed {
         Ok(changed) => Ok(changed.then_some(step.answer)),
-        Err(lost) => Err(Trouble::Lost(lost, found)),
+        Err(lost) => Err(Trouble::Lost { lost, seen: found, wrote: true }),
     }
 }
 
@@ -345,7 +373,7 @@ pub(super) async fn load_one(
         match load(link, id).await {
             Ok(found) => return Ok(found),
             Err(Trouble::Bad(error)) => return Err(error),
-            Err(Trouble::Lost(lost, _)) => match &lost {
+            Err(Trouble::Lost { lost, .. }) => match &lost {
                 Lost::Failed(error) if remedy(error) == Remedy::Reconnect && tries < 3 => {}
                 _ => return Err(lost.store_error()),
             },
@@ -361,7 +389,8 @@ async fn load(
         .bind(link.now())
         .bind(vec![id.scope.as_str()])
         .bind(vec![id.key.as_str()]);
-    let rows = link.fetch(query).await.map_err(|lost| Trouble::Lost(lost, None))?;
+    let not_loaded = |lost| Trouble::Lost { lost, seen: None, wrote: false };
+    let rows = link.fetch(query).await.map_err(not_loaded)?;
     let missing = || StoreError::new(StoreErrorKind::Unavailable, STORE, "no row came back");
     let row = FoundRow(rows.first().ok_or_else(|| Trouble::Bad(missing()))?);
     let bad = |bad| Trouble::Bad(damaged(bad));

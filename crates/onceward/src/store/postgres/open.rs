@@ -122,6 +122,7 @@ pub(super) struct Statements {
     pub(super) backlog: Arc<str>,
     pub(super) audit: Arc<str>,
     pub(super) list: Arc<str>,
+    pub(super) moment: Arc<str>,
     pub(super) audit_log: Arc<str>,
     pub(super) stats: Arc<str>,
     pub(super) sweep: Arc<str>,
@@ -254,10 +255,12 @@ impl Statements {
                  WHERE scope = $1 AND key = $2 ORDER BY audit_id",
             ),
             list: named("SELECT * FROM onceward.list($1, $2::jsonb)"),
+            moment: named("SELECT onceward.moment($1, $2, $3, $4)"),
             audit_log: named("SELECT * FROM onceward.audit_log($1::jsonb)"),
             stats: named("SELECT * FROM onceward.stats($1, $2)"),
             sweep: named(
-                "SELECT s.scope, s.key, s.state, s.attempt, r.route FROM onceward.sweep($1, $2) s \
+                "SELECT s.scope, s.key, s.state, s.attempt, r.route, s.next_check, s.next_lease \
+                 FROM onceward.sweep($1, $2, $3, $4) s \
                  LEFT JOIN LATERAL (SELECT r.route FROM onceward.records r \
                  WHERE r.scope = s.scope AND r.key = s.key OFFSET 0) r ON true",
             ),

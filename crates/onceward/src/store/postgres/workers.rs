@@ -1,11 +1,16 @@
 //! What workers and operators ask for, one call at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use sqlx::{Row as _, postgres::PgRow, types::Uuid};
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::{
+    PgStore,
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller, Link, Lost, call},
     row::{FoundRow, damaged, read_audit},
@@ -67,29 +72,73 @@ pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditReco
     rows.iter().map(|row| read_audit(row, &id).map_err(damaged)).collect()
 }
 
-/// So many statements at most for one call, once it has something to tell of. Each looks at no more rows
-/// than the call may move, since what was renewed or filed too early is looked at and left: no lock is
-/// held for longer than that takes.
-const STATEMENTS_MAX: u32 = 20;
+/// How long a sweep looks through the list of leases. The next one goes on from there.
+const SWEEP_TIME_MAX: Duration = Duration::from_secs(2);
 
-pub(super) async fn sweep(link: &mut Link, limit: u32) -> Result<Vec<Swept>, StoreError> {
+/// Behind which row of the list of leases a sweep goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    check_at: i64,
+    lease_id: i64,
+}
+
+impl Place {
+    const START: Place = Place { check_at: i64::MIN, lease_id: 0 };
+}
+
+/// In statements that look at some rows each. Each stands in line for itself, so that others go in
+/// between and a caller who has gone has the last one sent.
+///
+/// # Cancel safety
+/// May be dropped: the next one goes on from there.
+pub(super) async fn sweep(store: &PgStore, limit: u32) -> Result<Vec<Swept>, StoreError> {
+    let limit = limit as usize;
+    let begun = Instant::now();
     let mut swept: Vec<Swept> = Vec::new();
-    for statement in 1.. {
-        let most = i32::try_from(limit as usize - swept.len()).unwrap_or(i32::MAX);
-        let bind = |link: &Link| call(&link.statements().sweep).bind(link.now()).bind(most);
-        let rows = fetch(link, bind).await?;
-        // The last row says that there may be more.
-        let is_more = |row: &PgRow| matches!(row.try_get(0), Ok(None::<&str>));
-        let more = rows.last().is_some_and(is_more);
-        for row in &rows[..rows.len() - usize::from(more)] {
-            swept.push(read_swept(row).ok_or_else(unreadable)?);
-        }
-        let is_enough = statement >= STATEMENTS_MAX && !swept.is_empty();
-        if !more || is_enough || swept.len() >= limit as usize {
-            break;
+    let goes_on = || store.sweeps_on.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut place = goes_on().unwrap_or(Place::START);
+    let mut is_whole = place == Place::START;
+    while swept.len() < limit && begun.elapsed() < SWEEP_TIME_MAX {
+        let most = limit - swept.len();
+        let part = store.single(move |link| Box::pin(sweep_some(link, most, place))).await;
+        let (some, next) = match part {
+            Ok(part) => part,
+            Err(error) if swept.is_empty() => return Err(error),
+            // What was done is told first.
+            Err(_) => break,
+        };
+        swept.extend(some);
+        *goes_on() = next.or((!is_whole).then_some(Place::START));
+        match next {
+            Some(next) => place = next,
+            None if is_whole => break,
+            // Those before the place where it began may be due by now.
+            None => (place, is_whole) = (Place::START, true),
         }
     }
     Ok(swept)
+}
+
+/// One statement of a sweep. With the place behind which there may be more.
+async fn sweep_some(
+    link: &mut Link,
+    most: usize,
+    after: Place,
+) -> Result<(Vec<Swept>, Option<Place>), StoreError> {
+    let most = i32::try_from(most).unwrap_or(i32::MAX);
+    let bind = |link: &Link| {
+        let call = call(&link.statements().sweep).bind(link.now()).bind(most);
+        call.bind(after.check_at).bind(after.lease_id)
+    };
+    let mut swept = Vec::new();
+    for row in &fetch(link, bind).await? {
+        if let Some(check_at) = row.try_get(5).map_err(|_| unreadable())? {
+            let lease_id = row.try_get(6).map_err(|_| unreadable())?;
+            return Ok((swept, Some(Place { check_at, lease_id })));
+        }
+        swept.push(read_swept(row).ok_or_else(unreadable)?);
+    }
+    Ok((swept, None))
 }
 
 /// What is due to be asked about. One that cannot be read is left out: it must not stand in the way of
@@ -148,6 +197,11 @@ fn read_swept(row: &PgRow) -> Option<Swept> {
 pub(super) fn unreadable() -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, super::error::STORE, "an answer cannot be read")
 }
+
+/// So many statements at most for one call, once it has something to tell of. Each looks at no more rows
+/// than the call may move, since what was filed too early is looked at and left: no lock is held for
+/// longer than that takes.
+const STATEMENTS_MAX: u32 = 20;
 
 pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreError> {
     let mut reaped = Reaped::default();

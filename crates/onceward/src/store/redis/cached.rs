@@ -472,6 +472,10 @@ impl Store for CachedStore {
         self.inner.acknowledge_regression(reason)
     }
 
+    fn has_more_to_sweep(&self) -> bool {
+        self.inner.has_more_to_sweep()
+    }
+
     fn epoch(&self) -> u64 {
         self.inner.epoch()
     }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use crate::{
     record::{AttemptId, Effects, Fence, Lease, OpenEffect, Progress, SavedStep, State},
-    store::{Advance, Advanced, Ask, Mode, Resolution, Write, Written},
+    store::{Advance, Advanced, Ask, Claim, Mode, Reservation, Resolution, Write, Written},
     testing::{
         Harness,
-        samples::{LEASE, RETENTION, TOMBSTONE, ask, intend, phased, reply, retry, save, withdraw},
+        samples::{
+            LEASE, RETENTION, TOMBSTONE, ask, claim, intend, phased, reply, retry, save, withdraw,
+        },
     },
 };
 
@@ -419,17 +421,26 @@ pub async fn of_two_attempts_only_one_makes_steps_at_a_time(on: Harness) {
     assert_eq!(held.last().map(|step| &*step.name), Some("own"));
 }
 
-/// A policy may change while steps stand: they are not forgotten by a declaration without effects.
+/// A policy may change while steps stand: they are not forgotten by a declaration without effects, and a
+/// worker still finds whoever made them.
 pub async fn steps_outlive_a_change_of_the_declared_effects(on: Harness) {
     for effects in [Effects::None, Effects::Local] {
         let ask = phased(effects.name());
         let lease = on.grant(&ask).await;
         on.stepped(&lease, save("charge", "42")).await;
         on.clock.advance(LEASE);
-        let harmless = on.grant(&Ask { effects, ..retry(&ask) }).await;
+        on.occupy(&Ask { effects, ..retry(&ask) }).await;
         on.clock.advance(LEASE);
         assert_eq!(on.sweep(10).await, []);
         assert_eq!(on.record(&ask.id).await.state, State::InProgress, "{effects:?}");
+        let waiting = on.resumable(10).await;
+        assert_eq!(waiting.iter().map(|it| &it.record.id).collect::<Vec<_>>(), [&ask.id]);
+        let claimed = on.claim(&Claim { effects, ..claim(&ask) }).await;
+        let Reservation::Granted { lease: harmless, .. } = claimed else {
+            panic!("expected a grant, found {claimed:?}")
+        };
+        on.clock.advance(LEASE);
+        assert_eq!(on.resumable(10).await.len(), 1, "{effects:?}");
         let next = on.grant(&retry(&ask)).await;
         assert_eq!(next.attempt_number, harmless.attempt_number + 1);
         assert_eq!(on.steps(&ask.id, 1).await, [saved("charge", "42")]);
