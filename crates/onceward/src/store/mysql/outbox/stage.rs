@@ -3,7 +3,7 @@
 use sqlx::Row as _;
 
 use super::super::{
-    error::damaged,
+    error::{damaged, is_duplicate},
     row::{Values as _, bind_id},
     session::{Lock, Session, Statement},
 };
@@ -35,12 +35,7 @@ pub(in super::super) async fn stage_in(
     });
     let Some(record) = owned else { return Ok(Staged::Superseded) };
     if let Some(aggregate) = &message.aggregate {
-        // Until the end of the transaction, so that ids grow in the order of commits.
-        let lock = session.statements.named(
-            "INSERT INTO onceward_aggregates (aggregate) VALUES (?) \
-             ON DUPLICATE KEY UPDATE aggregate = VALUES(aggregate)",
-        );
-        lock.word(aggregate).execute(&mut *session.connection).await?;
+        lock_aggregate(session, aggregate).await?;
     }
     let derived_key = owner.derived_key(&message.name);
     // Nobody deletes it as long as this record is in progress.
@@ -58,11 +53,7 @@ pub(in super::super) async fn stage_in(
             .statements
             .named("DELETE FROM onceward_outbox WHERE message_id = ? AND state = 'done'")
             .integer(before.try_get::<i64, _>("message_id")?);
-        if forget.execute(&mut *session.connection).await?.rows_affected() == 0 {
-            return Ok(Staged::Refused(
-                "a message of a former use of the key is not delivered yet",
-            ));
-        }
+        forget.execute(&mut *session.connection).await?;
     }
     let stage = session.statements.named(
         "INSERT INTO onceward_outbox (scope, `key`, generation, record_created_at, name, \
@@ -81,8 +72,45 @@ pub(in super::super) async fn stage_in(
         .bytes(&message.payload)
         .integer(now.as_micros())
         .integer(now.as_micros());
-    stage.execute(&mut *session.connection).await?;
-    Ok(Staged::Applied)
+    match stage.execute(&mut *session.connection).await {
+        Ok(_) => Ok(Staged::Applied),
+        Err(error) if is_duplicate(&error) => in_the_way(session, record, &derived_key).await,
+        Err(error) => Err(error),
+    }
+}
+
+/// Until the end of the transaction, so that ids grow in the order of commits. Inserted only if it is
+/// not there: an insert of what is there would lock the gap before it, too.
+async fn lock_aggregate(session: &mut Session<'_>, aggregate: &str) -> sqlx::Result<()> {
+    let seen = "SELECT aggregate FROM onceward_aggregates WHERE aggregate = ?";
+    let look = session.statements.named(seen).word(aggregate);
+    if look.fetch_optional(&mut *session.connection).await?.is_some() {
+        let lock = session.statements.named(&format!("{seen} FOR UPDATE")).word(aggregate);
+        if lock.fetch_optional(&mut *session.connection).await?.is_some() {
+            return Ok(());
+        }
+    }
+    let make = session.statements.named(
+        "INSERT INTO onceward_aggregates (aggregate) VALUES (?) \
+         ON DUPLICATE KEY UPDATE aggregate = VALUES(aggregate)",
+    );
+    make.word(aggregate).execute(&mut *session.connection).await.map(drop)
+}
+
+/// What is there already, as it was committed last: the transaction may not see it, or see what is gone.
+async fn in_the_way(
+    session: &mut Session<'_>,
+    record: &Record,
+    derived_key: &str,
+) -> sqlx::Result<Staged> {
+    let there = session.statements.named(
+        "SELECT record_created_at FROM onceward_outbox WHERE derived_key = ? LOCK IN SHARE MODE",
+    );
+    let there = there.word(derived_key).fetch_one(&mut *session.connection).await?;
+    Ok(match there.try_get::<i64, _>(0)? == record.created_at.as_micros() {
+        true => Staged::AlreadyMine,
+        false => Staged::Refused("a message of a former use of the key is not delivered yet"),
+    })
 }
 
 pub(super) struct Stage(pub(super) Owner, pub(super) Message);
