@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use onceward::{
-    Message, OutboxStore as _,
-    outbox::{Claimed, Settlement, Staged},
+    Message, OutboxStore, Store as _,
+    outbox::{Claimed, DeadLetter, Settlement, Staged},
     record::AttemptId,
-    store::Write,
+    store::{Write, list::AuditQuery},
     testing::samples::{ask, reply},
 };
-use onceward_testbed::MariaDb;
+use onceward_testbed::{CutProxy, MariaDb};
 use sqlx::{MySqlConnection, Row as _};
 
-use crate::mysql_home::{Home, run};
+use crate::mysql_home::{Home, one, run};
 
 const SINK: &str = "ledger";
 const LEASE: Duration = Duration::from_secs(60);
@@ -33,7 +33,9 @@ impl Home {
     }
 
     async fn claim(&self, limit: u32, attempt: AttemptId) -> Vec<Claimed> {
-        self.store.claim(limit, &[SINK], LEASE, attempt).await.expect("claim answers")
+        OutboxStore::claim(&*self.store, limit, &[SINK], LEASE, attempt)
+            .await
+            .expect("claim answers")
     }
 
     /// Claims, and says that all of it was delivered.
@@ -47,6 +49,22 @@ impl Home {
             names.push(claimed.message.name.to_string());
         }
         names
+    }
+
+    /// Stages a message and gives it up.
+    async fn dead_letter(&self, key: &str) -> DeadLetter {
+        self.staged(key, [message(key).aggregate(key)]).await;
+        self.give_up().await
+    }
+
+    async fn give_up(&self) -> DeadLetter {
+        let attempt = AttemptId::random();
+        let claimed = self.claim(1, attempt).await.pop().expect("a message");
+        let (message_id, fence) = (claimed.message_id, claimed.fence);
+        let dead = Settlement::Dead { why: "never".into() };
+        let settled = self.store.settle(message_id, attempt, fence, dead).await;
+        assert!(settled.expect("settle answers"));
+        DeadLetter { message_id, fence }
     }
 }
 
@@ -109,4 +127,46 @@ async fn what_is_behind_a_message_under_way_hides_nothing_that_is_due() {
     assert_eq!(home.deliver().await, ["strangers"]);
     let sent = statements(&mut beside).await - before;
     assert!(sent < 200, "{sent} statements for 2,000 messages");
+}
+
+#[tokio::test]
+async fn a_decision_whose_answer_was_lost_is_said_to_be_applied() {
+    let server = MariaDb::shared();
+    let proxy = CutProxy::start(server.address());
+    let url = server.url_through(proxy.address(), &server.create_database());
+    let home = Home::at(url, |options| options).await;
+    let letter = home.dead_letter("decided-0000001").await;
+    proxy.cut_after(b"\x03COMMIT", b"");
+    let redriven = home.store.redrive(&[letter], "ticket 7").await.expect("redrive answers");
+    assert_eq!((redriven, proxy.sprung()), (vec![letter.message_id], 1));
+    let again = home.store.redrive(&[letter], "ticket 7").await.expect("redrive answers");
+    assert_eq!(again, [], "it was decided before");
+
+    let letter = home.give_up().await;
+    proxy.cut_after(b"\x03COMMIT", b"");
+    let discarded = home.store.discard(&[letter], "ticket 8").await.expect("discard answers");
+    assert_eq!((discarded, proxy.sprung()), (vec![letter.message_id], 2));
+    let again = home.store.discard(&[letter], "ticket 8").await.expect("discard answers");
+    assert_eq!(again, [], "it was decided before");
+    let mut look = home.connection().await;
+    let told = "SELECT COUNT(*) FROM onceward_audit_records";
+    assert_eq!(one::<i64>(&mut look, told).await, 2);
+    let aggregates = "SELECT COUNT(*) FROM onceward_aggregates";
+    assert_eq!(one::<i64>(&mut look, aggregates).await, 0, "it has no messages any more");
+}
+
+#[tokio::test]
+async fn a_dead_letter_that_cannot_be_read_can_be_discarded_and_that_can_be_read() {
+    let home = Home::new().await;
+    let letter = home.dead_letter("damaged-0000001").await;
+    let mut beside = home.connection().await;
+    run(&mut beside, "UPDATE onceward_outbox SET name = X'FF', `key` = X'FF', attempts = -1").await;
+    let discarded = home.store.discard(&[letter], "ticket 9").await.expect("discard answers");
+    assert_eq!(discarded, [letter.message_id]);
+    let log = home
+        .store
+        .audit_log(AuditQuery { limit: 10, ..AuditQuery::default() })
+        .await
+        .expect("it can be read");
+    assert!(log.records.iter().any(|told| told.reason.starts_with("ticket 9")), "{log:?}");
 }

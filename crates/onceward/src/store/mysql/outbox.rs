@@ -121,8 +121,7 @@ impl OutboxStore for MySqlStore {
         letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        let (letters, reason) = (letters.to_vec(), reason.to_owned());
-        self.state(Decide { decision: Decision::Redrive, letters, reason })
+        self.state(Decide::new(Decision::Redrive, letters, reason))
     }
 
     fn discard<'a>(
@@ -130,8 +129,7 @@ impl OutboxStore for MySqlStore {
         letters: &'a [DeadLetter],
         reason: &'a str,
     ) -> StoreFuture<'a, Vec<MessageId>> {
-        let (letters, reason) = (letters.to_vec(), reason.to_owned());
-        self.state(Decide { decision: Decision::Discard, letters, reason })
+        self.state(Decide::new(Decision::Discard, letters, reason))
     }
 
     fn purge_done(&self, older_than: Duration, limit: u32) -> StoreFuture<'_, Vec<MessageId>> {

@@ -1,19 +1,22 @@
 //! What people decide about dead letters.
 
+use std::sync::OnceLock;
+
 use sqlx::mysql::MySqlRow;
 
 use super::{
     super::{
-        error::unreadable,
-        row::{BadRow, Columns, Values as _},
+        row::{Columns, Values as _},
         session::{Session, Statement},
     },
-    OPERATION_IS_OVER, let_go,
+    OPERATION_IS_OVER, forget_aggregate, let_go,
 };
 use crate::{
     clock::Timestamp,
+    key::Key,
     outbox::{DeadLetter, MessageId},
     record::{AttemptId, AuditEvent, AuditRecord, RecordId},
+    scope::Scope,
 };
 
 /// What a person decides about dead letters.
@@ -25,18 +28,26 @@ pub(super) enum Decision {
 
 /// What a person decided about exactly these dead letters: remembered, and done.
 pub(super) struct Decide {
-    pub(super) decision: Decision,
-    pub(super) letters: Vec<DeadLetter>,
-    pub(super) reason: String,
+    decision: Decision,
+    letters: Vec<DeadLetter>,
+    reason: String,
+    /// When it was decided: the same if the statement runs again, since the answer to COMMIT was lost.
+    at: OnceLock<Timestamp>,
 }
 
 impl Decide {
+    pub(super) fn new(decision: Decision, letters: &[DeadLetter], reason: &str) -> Self {
+        let (letters, reason) = (letters.to_vec(), reason.to_owned());
+        Decide { decision, letters, reason, at: OnceLock::new() }
+    }
+
     /// Whether it was applied: the letter is still what was looked at.
     async fn one(
         &self,
         session: &mut Session<'_>,
         letter: &DeadLetter,
         now: Timestamp,
+        again: bool,
     ) -> sqlx::Result<bool> {
         let over = match self.decision {
             Decision::Redrive => "1",
@@ -52,9 +63,9 @@ impl Decide {
             .integer(letter.message_id.number())
             .integer(letter.fence.number());
         let Some(row) = dead.fetch_optional(&mut *session.connection).await? else {
-            return Ok(false);
+            return Ok(again && self.is_remembered(session, letter, now).await?);
         };
-        let (audit, aggregate) = self.audit(&row, letter, now).map_err(unreadable)?;
+        let (audit, aggregate) = self.audit(&row, letter, now);
         session.remember(&audit, letter.message_id.number()).await?;
         let act = match self.decision {
             // The claim is forgotten: whoever made it can settle nothing any more.
@@ -72,38 +83,73 @@ impl Decide {
         act.integer(letter.message_id.number()).execute(&mut *session.connection).await?;
         if let Some(aggregate) = aggregate.filter(|_| self.decision == Decision::Discard) {
             let_go(session, aggregate).await?;
+            forget_aggregate(session, aggregate).await?;
         }
         Ok(true)
     }
 
-    /// Who decided and why, and about which message; and its aggregate.
+    /// Whether this very decision was committed.
+    async fn is_remembered(
+        &self,
+        session: &mut Session<'_>,
+        letter: &DeadLetter,
+        now: Timestamp,
+    ) -> sqlx::Result<bool> {
+        let remembered = session
+            .statements
+            .named(
+                "SELECT audit_id FROM onceward_audit_records FORCE INDEX (audit_at) \
+                 WHERE `at` = ? AND event = ? AND fence = ? AND apart = ?",
+            )
+            .integer(now.as_micros())
+            .word(self.event().name())
+            .integer(letter.fence.number())
+            .integer(letter.message_id.number());
+        Ok(remembered.fetch_optional(&mut *session.connection).await?.is_some())
+    }
+
+    fn event(&self) -> AuditEvent {
+        match self.decision {
+            Decision::Redrive => AuditEvent::MessageRedriven,
+            Decision::Discard => AuditEvent::MessageDiscarded,
+        }
+    }
+
+    /// Who decided and why, and about which message; and its aggregate. A message that cannot be read
+    /// is decided about all the same, and what cannot be read of it does not get into the audit.
     fn audit<'r>(
         &self,
         row: &'r MySqlRow,
         letter: &DeadLetter,
         now: Timestamp,
-    ) -> Result<(AuditRecord, Option<&'r [u8]>), BadRow> {
-        let mut columns = Columns { row, next: 0 };
-        let id: RecordId = columns.id()?;
+    ) -> (AuditRecord, Option<&'r [u8]>) {
+        let number = letter.message_id.number();
+        let id = Columns { row, next: 0 }.id().unwrap_or_else(|_| damaged(number));
+        let mut columns = Columns { row, next: 2 };
         // A generation that nobody could read would make the audit record unreadable too.
-        let generation = u32::try_from(columns.integer("generation")?).unwrap_or(u32::MAX);
-        let attempt = columns.optional_bytes("attempt")?.unwrap_or_default();
-        let name = columns.text("name")?;
+        let generation = columns.integer("generation").ok().and_then(|it| u32::try_from(it).ok());
+        let attempt = columns.optional_bytes("attempt").ok().flatten().unwrap_or_default();
+        let name = columns.blob_or_null("name").ok().flatten().unwrap_or_default();
+        let name = String::from_utf8_lossy(name);
         let audit = AuditRecord {
             at: now,
             id,
-            generation,
-            event: match self.decision {
-                Decision::Redrive => AuditEvent::MessageRedriven,
-                Decision::Discard => AuditEvent::MessageDiscarded,
-            },
+            generation: generation.unwrap_or(u32::MAX),
+            event: self.event(),
             attempt: AttemptId::from_bytes(attempt),
             fence: letter.fence,
-            reason: format!("{} (message {}, {name})", self.reason, letter.message_id.number())
-                .into(),
+            reason: format!("{} (message {number}, {name})", self.reason).into(),
             reply: None,
         };
-        Ok((audit, columns.blob_or_null("aggregate")?))
+        (audit, columns.blob_or_null("aggregate").ok().flatten())
+    }
+}
+
+/// Where it is remembered what was decided about a message whose operation cannot be read.
+fn damaged(message: i64) -> RecordId {
+    RecordId {
+        scope: Scope::new("onceward:damaged").expect("a scope"),
+        key: Key::new(format!("message-{message:016}")).expect("a key"),
     }
 }
 
@@ -111,13 +157,18 @@ impl Statement for Decide {
     type Answer = Vec<MessageId>;
 
     async fn run(&self, session: &mut Session<'_>) -> sqlx::Result<Vec<MessageId>> {
-        let now = session.now().await?;
+        let again = self.at.get().copied();
+        let now = match again {
+            Some(at) => at,
+            None => session.now().await?,
+        };
+        let now = *self.at.get_or_init(|| now);
         let mut letters = self.letters.clone();
         // In one order everywhere, so that two who decide cannot wait for each other in a circle.
         letters.sort_unstable_by_key(|letter| letter.message_id);
         let mut applied = Vec::new();
         for letter in &letters {
-            if self.one(session, letter, now).await? {
+            if self.one(session, letter, now, again.is_some()).await? {
                 applied.push(letter.message_id);
             }
         }
