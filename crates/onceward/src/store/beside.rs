@@ -10,8 +10,8 @@ use std::{
 use super::{Advance, Advanced, Ask, Reservation};
 use crate::{
     clock::Timestamp,
-    machine::{self, Step},
-    record::{Lease, Record, RecordId, SavedStep, StoredRequest},
+    machine::{self, Change, Step},
+    record::{Effects, Lease, Record, RecordId, SavedStep, StoredRequest},
 };
 
 /// One thing to keep.
@@ -20,14 +20,17 @@ pub(super) enum Beside {
     Step(SavedStep),
 }
 
-/// A reserve, and the request that is kept with it.
+/// A reserve, and the request that is kept with it: of phased and of accepted work only. Nobody would
+/// go on with another one, and nobody would look for its request when it comes to rest.
 pub(super) fn reserve(
     found: Option<&Record>,
     ask: &Ask,
     now: Timestamp,
 ) -> (Step<Reservation>, Option<Beside>) {
     let step = machine::reserve(found, ask, now);
-    let kept = ask.request.clone().filter(|_| machine::keeps_request(&step.answer));
+    let is_kept = |record: &Record| record.effects == Effects::Phased || record.is_queued();
+    let is_kept = matches!(&step.change, Change::Put(record) if is_kept(record));
+    let kept = ask.request.clone().filter(|_| is_kept && machine::keeps_request(&step.answer));
     (step, kept.map(Beside::Request))
 }
 

@@ -201,7 +201,7 @@ impl MySqlStore {
             let (looks, answer) = (false, None);
             let pending =
                 RecordStep { store: STORE, id, step_name, looks, decide, notes, answer, sender };
-            Step { pending: Box::new(pending), bytes, reserves, lost: false }
+            Step { pending: Box::new(pending), bytes, reserves, lost: false, inserts: false }
         }))
     }
 

@@ -34,6 +34,7 @@ mod mysql_bugs;
 mod mysql_deadlocks;
 mod mysql_home;
 mod mysql_lost_answers;
+mod mysql_outbox;
 mod mysql_sessions;
 mod mysql_store;
 mod mysql_transactions;

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use http::StatusCode;
 use onceward::{
     Idempotency, Operation, Policy, Reply, Store,
@@ -10,6 +11,7 @@ use onceward::{
     store::{Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, phased, reply, save},
 };
+use onceward_testbed::MariaDb;
 use sqlx::{MySqlConnection, mysql::MySqlPoolOptions};
 use tokio::{task::JoinSet, time::timeout};
 use tower::ServiceExt as _;
@@ -244,4 +246,37 @@ async fn a_transaction_with_a_strict_snapshot_can_complete_what_was_renewed_mean
     let locked = sqlx::query("SELECT * FROM onceward_records FOR UPDATE").execute(&mut *tx).await;
     let error = locked.expect_err("it has changed");
     assert!(error.to_string().contains("1020"), "{error}");
+}
+
+/// An insert cannot be asked not to wait: each part of a batch would wait for a second again.
+#[tokio::test]
+async fn strangers_in_a_batch_wait_once_for_the_gap_that_somebody_has_locked() {
+    let server = MariaDb::shared();
+    let url = server.url(&server.create_database());
+    let home = Home::at(url, |options| options.connections(1, 4)).await;
+    for edge in ["gap-0000", "gap-9999"] {
+        home.occupy(&ask(edge)).await;
+    }
+    let mut other = home.connection().await;
+    let gap = format!(
+        "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; BEGIN; \
+         SELECT * FROM onceward_records FORCE INDEX (record_key) \
+         WHERE scope = '{}' AND `key` = 'gap-5555' FOR UPDATE",
+        ask("gap-5555").id.scope.as_str()
+    );
+    run(&mut other, &gap).await;
+    let reserve = |key: String| {
+        let store = Arc::clone(&home.store);
+        async move { store.reserve(ask(&key)).await }
+    };
+    let within = tokio::spawn(reserve("gap-4444".into()));
+    let strangers = (0..63).map(|number| reserve(format!("a-stranger-{number:04}")));
+    let strangers = timeout(Duration::from_secs(4), join_all(strangers)).await;
+    for answer in strangers.expect("nobody waits for long") {
+        let answer = answer.expect("reserve answers");
+        assert!(matches!(answer, Reservation::Granted { .. }), "{answer:?}");
+    }
+    run(&mut other, "COMMIT").await;
+    // It may have come in time, or been told that it was locked for longer than one waits.
+    let _ = within.await.expect("no panic");
 }

@@ -12,9 +12,9 @@ use std::{
 
 use onceward::{
     Key, MySqlOptions, MySqlStore, Store as _,
-    record::{RecordId, State},
+    record::{Effects, RecordId, State},
     store::{Ask, MySqlConnectError, Reservation, StoreErrorKind, Write, Written},
-    testing::samples::{ask, reply, retry},
+    testing::samples::{ask, phased, reply, retry},
 };
 use onceward_testbed::MariaDb;
 use tokio::task::JoinSet;
@@ -234,4 +234,20 @@ async fn addresses_that_cannot_work_are_refused_with_a_reason() {
     let other = Home::at(server.url(&database), |options| options.prefix("other_")).await;
     one.occupy(&ask("two-stores-0001")).await;
     other.occupy(&ask("two-stores-0001")).await;
+}
+
+/// What is kept beside a record goes when that comes to rest; of this one nobody would look for it.
+#[tokio::test]
+async fn a_request_is_kept_of_work_in_steps_only() {
+    let home = Home::new().await;
+    let mut look = home.connection().await;
+    let kept = "SELECT COUNT(*) FROM onceward_requests";
+    let asked = phased("kept-request-0001");
+    assert!(asked.request.is_some());
+    home.occupy(&asked).await;
+    assert_eq!(one::<i64>(&mut look, kept).await, 1);
+    let mut asked = phased("kept-request-0002");
+    asked.effects = Effects::External;
+    home.occupy(&asked).await;
+    assert_eq!(one::<i64>(&mut look, kept).await, 1, "the other one's");
 }

@@ -16,6 +16,7 @@ use onceward::{
     phase::{Effect, EffectError},
     record::{Effects, State},
 };
+use onceward_testbed::MariaDb;
 use sqlx::{MySqlPool, mysql::MySqlPoolOptions};
 use tokio::{sync::Notify, task::JoinSet};
 use tower::ServiceExt as _;
@@ -39,7 +40,10 @@ struct Shop {
 impl Shop {
     /// Whose transactions are at this level.
     async fn open(level: &'static str) -> Shop {
-        let home = Home::new().await;
+        Shop::at(Home::new().await, level).await
+    }
+
+    async fn at(home: Home, level: &'static str) -> Shop {
         let mut connection = home.connection().await;
         run(&mut connection, "CREATE TABLE orders (name VARCHAR(100) NOT NULL)").await;
         let pool = MySqlPoolOptions::new().max_connections(16).after_connect(move |it, _| {
@@ -290,5 +294,103 @@ async fn phases_effects_and_messages_commit_step_by_step_and_are_not_made_again(
         let state: Vec<u8> =
             one(&mut look, "SELECT CAST(state AS BINARY) FROM onceward_records").await;
         assert_eq!(state, State::Completed.name().as_bytes(), "{level}");
+    }
+}
+
+/// An insert of a record that is there would lock the gap before it.
+#[tokio::test]
+async fn strangers_reserve_while_a_transaction_that_has_staged_and_completed_is_open() {
+    for level in LEVELS {
+        let shop = Shop::open(level).await;
+        let handler = |shop: Shop, operation: Operation| async move {
+            let mut tx = shop.pool.begin().await.expect("begun");
+            operation.reserve_in(&mut *tx).await.expect("reserved");
+            let message = Message::new("receipt", "mail", "thank you");
+            operation.stage(&mut *tx, message).await.expect("staged");
+            operation.complete_in(&mut *tx, ordered()).await.expect("written");
+            for neighbour in ["single-000000000", "single-0000000006"] {
+                let policy = Policy::required().single();
+                let answer = shop.charge(policy, neighbour, order).await;
+                assert_eq!(answer.says(), says(201, "executed"), "{neighbour}: {answer:?}");
+            }
+            tx.commit().await.expect("committed");
+            ordered()
+        };
+        let policy = Policy::required().single();
+        let answer = shop.charge(policy, "single-0000000005", handler).await;
+        assert_eq!(answer.says(), says(201, "executed"), "{level}");
+        assert_eq!(shop.orders().await, 2, "{level}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_server_took_back_while_a_record_was_locked_is_not_completed_by_what_comes_after() {
+    let server = MariaDb::start_with(&["--innodb-rollback-on-timeout=ON"]);
+    let home = Home::at(server.url(&server.create_database()), |options| options).await;
+    let shop = Shop::at(home, LEVELS[0]).await;
+    let handler = |shop: Shop, operation: Operation| async move {
+        let mut plain = shop.home.connection().await;
+        run(&mut plain, "SET autocommit = 0").await;
+        run(&mut plain, ORDER).await;
+        let mut other = shop.home.connection().await;
+        run(&mut other, "BEGIN; SELECT * FROM onceward_records FOR UPDATE").await;
+        let (completed, ()) = tokio::join!(
+            operation.complete_in(&mut plain, ordered()),
+            run(&mut other, "DO SLEEP(0.3); COMMIT"),
+        );
+        let ended = completed.expect_err("the order is gone");
+        run(&mut plain, "COMMIT").await;
+        Err::<(), _>(failed(ended))
+    };
+    let answer = shop.charge(local(), "order-0000000001", handler).await;
+    assert_ne!(answer.status, 201, "{answer:?}");
+    assert_eq!(shop.orders().await, 0);
+    // And its twin: where nothing was taken back, a wait is not in vain.
+    let answer = shop.charge(local(), "order-0000000002", order).await;
+    assert_eq!((answer.says(), shop.orders().await), (says(201, "executed"), 1));
+}
+
+fn receipt() -> Message {
+    Message::new("receipt", "mail", "thank you")
+}
+
+/// A transaction at REPEATABLE READ sees what was there when it began.
+#[tokio::test]
+async fn a_message_is_staged_by_what_is_there_and_not_by_what_the_transaction_sees() {
+    for level in LEVELS {
+        let shop = Shop::open(level).await;
+        let handler = |shop: Shop, operation: Operation| async move {
+            let mut beside = shop.home.connection().await;
+            let see = "SELECT COUNT(*) FROM onceward_outbox";
+
+            // Staged by a transaction that this one does not see: it is there already.
+            let mut tx = shop.pool.begin().await.expect("begun");
+            assert_eq!(one::<i64>(&mut tx, see).await, 0);
+            let mut other = shop.pool.begin().await.expect("begun");
+            operation.stage(&mut *other, receipt()).await.expect("staged");
+            other.commit().await.expect("committed");
+            operation.stage(&mut *tx, receipt()).await.expect("staged before");
+            tx.commit().await.expect("committed");
+            assert_eq!(one::<i64>(&mut beside, see).await, 1);
+
+            // Of a former use of the key, and not delivered.
+            run(&mut beside, "UPDATE onceward_outbox SET record_created_at = 1").await;
+            let mut tx = shop.pool.begin().await.expect("begun");
+            operation.stage(&mut *tx, receipt()).await.expect_err("it is in the way");
+            tx.rollback().await.expect("rolled back");
+
+            // The same, purged since the transaction began.
+            let mut tx = shop.pool.begin().await.expect("begun");
+            assert_eq!(one::<i64>(&mut tx, see).await, 1);
+            run(&mut beside, "DELETE FROM onceward_outbox").await;
+            operation.stage(&mut *tx, receipt()).await.expect("nothing is in the way");
+            operation.complete_in(&mut *tx, ordered()).await.expect("written");
+            tx.commit().await.expect("committed");
+            ordered()
+        };
+        let answer = shop.charge(local(), "staged-0000000001", handler).await;
+        assert_eq!(answer.says(), says(201, "executed"), "{level}");
+        let staged = shop.home.store.list(MessageState::Ready, None, 10).await.expect("answers");
+        assert_eq!(staged.len(), 1, "{level}");
     }
 }

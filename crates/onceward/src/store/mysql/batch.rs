@@ -2,7 +2,7 @@
 //! the other, and what it says is written and committed.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     time::Duration,
 };
 
@@ -36,6 +36,8 @@ pub(super) struct Step {
     pub(super) reserves: bool,
     /// It was sent before, and no answer came.
     pub(super) lost: bool,
+    /// Its record was not there, and is being inserted.
+    pub(super) inserts: bool,
 }
 
 /// What stands in line for a connection beside the batches.
@@ -51,7 +53,7 @@ type Job = Box<dyn for<'l> FnOnce(&'l mut Link) -> StoreFuture<'l, ()> + Send>;
 /// How often a batch tries for rows that others have locked, before it does without them.
 const LOCK_TRIES_MAX: u32 = 5;
 
-/// And for how long: an insert waits for others by itself, for the least time that a server can be told.
+/// And for how long.
 const LOCK_TIME_MAX: Duration = Duration::from_millis(100);
 
 impl Element for Step {
@@ -98,7 +100,7 @@ async fn hand_over(part: Vec<Step>, link: &Link) {
 
 /// Makes all these steps and answers them. Those that are returned are to be made in parts.
 async fn send(mut steps: Vec<Step>, link: &mut Link) -> Option<Vec<Step>> {
-    let begun = Instant::now();
+    let mut begun = Instant::now();
     let mut tries = 0;
     loop {
         tries += 1;
@@ -116,6 +118,17 @@ async fn send(mut steps: Vec<Step>, link: &mut Link) -> Option<Vec<Step>> {
         match failed.remedy() {
             Some(Remedy::Reconnect) if tries < TRIES_MAX => {}
             Some(Remedy::Again) if tries < TRIES_MAX => pause().await,
+            // An insert has waited for as little as a server can be told, which is long. Each part
+            // would wait as long again.
+            Some(Remedy::Locked) if steps.iter().any(|step| step.inserts) => {
+                let (inserts, rest) = steps.into_iter().partition(|step| step.inserts);
+                hand_over(inserts, link).await;
+                if rest.is_empty() {
+                    return None;
+                }
+                steps = rest;
+                (begun, tries) = (Instant::now(), 0);
+            }
             Some(Remedy::Locked) if tries < LOCK_TRIES_MAX && begun.elapsed() < LOCK_TIME_MAX => {
                 pause().await;
             }
@@ -179,7 +192,8 @@ async fn decide_and_write(
     // What becomes of each; `None` if it goes.
     let mut after: HashMap<RecordId, Option<Record>> = HashMap::new();
     let mut audits = Vec::new();
-    for Step { pending, .. } in steps {
+    for Step { pending, inserts, .. } in &mut *steps {
+        *inserts = false;
         // A step sees what those before it in the same transaction wrote.
         let current = match (after.get(pending.id()), before.get(pending.id())) {
             (Some(changed), _) => changed.as_ref(),
@@ -217,8 +231,22 @@ async fn decide_and_write(
     }
     changes.sort();
     changes.beside = beside;
+    insert(session, steps, std::mem::take(&mut changes.inserts)).await?;
     session.write(changes).await?;
     Ok(read)
+}
+
+/// An insert waits for others that make the same record: if that was in vain, those steps are known.
+async fn insert(
+    session: &mut Session<'_>,
+    steps: &mut [Step],
+    records: Vec<&Record>,
+) -> sqlx::Result<()> {
+    let ids: HashSet<&RecordId> = records.iter().map(|record| &record.id).collect();
+    steps.iter_mut().for_each(|step| step.inserts = ids.contains(step.pending.id()));
+    session.insert(&records).await?;
+    steps.iter_mut().for_each(|step| step.inserts = false);
+    Ok(())
 }
 
 fn note(after: &mut HashMap<RecordId, Option<Record>>, id: &RecordId, record: Option<Record>) {

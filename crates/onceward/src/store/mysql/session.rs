@@ -126,6 +126,33 @@ impl Session<'_> {
         Ok((found, now))
     }
 
+    /// The record with its row locked, found by the number of the row if the transaction sees that: the
+    /// server locks the gap before a row that is found by its key, in which others insert theirs.
+    pub(super) async fn lock_one(
+        &mut self,
+        id: &RecordId,
+    ) -> sqlx::Result<(Option<Found>, Timestamp)> {
+        if let Some(row) = self.sees(id).await? {
+            let lock = query(&self.statements.lock_row).integer(row);
+            let row = lock.fetch_one(&mut *self.connection).await?;
+            if let Some((found_id, found)) = read_found(&row)?
+                && found_id == *id
+            {
+                let now = Timestamp::from_micros(row.try_get(RECORD_COLUMN_COUNT + 1)?);
+                return Ok((Some(found), self.clock.map_or(now, |clock| clock.now())));
+            }
+        }
+        let (mut found, now) = self.load(std::slice::from_ref(id), Lock::Rows).await?;
+        Ok((found.remove(id), now))
+    }
+
+    /// The row of a record, as far as the transaction sees. Locks nothing.
+    pub(super) async fn sees(&mut self, id: &RecordId) -> sqlx::Result<Option<i64>> {
+        let there = bind_id(query(&self.statements.there), id);
+        let there = there.fetch_optional(&mut *self.connection).await?;
+        there.map(|row| row.try_get(0)).transpose()
+    }
+
     /// Which of these steps are saved already.
     pub(super) async fn load_saved(
         &mut self,
@@ -160,7 +187,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    async fn insert(&mut self, records: &[&Record]) -> sqlx::Result<()> {
+    pub(super) async fn insert(&mut self, records: &[&Record]) -> sqlx::Result<()> {
         let mut rest = records;
         for (size, insert) in SIZES.iter().zip(&self.statements.insert) {
             while let Some((chunk, after)) = rest.split_at_checked(*size) {

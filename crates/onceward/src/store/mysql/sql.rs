@@ -57,8 +57,10 @@ pub(super) struct Statements {
     before: &'static str,
     pub(super) now: Arc<str>,
     pub(super) name: Arc<str>,
+    pub(super) there: Arc<str>,
     pub(super) load: BySize,
     pub(super) lock: BySize,
+    pub(super) lock_row: Arc<str>,
     pub(super) insert: BySize,
     pub(super) take: Arc<str>,
     pub(super) update: BySize,
@@ -124,8 +126,14 @@ impl Statements {
             before,
             now: named(&format!("SELECT {NOW}")),
             name: named("SELECT value FROM onceward_meta WHERE name = 'name'"),
+            there: named("SELECT record_id FROM onceward_records WHERE scope = ? AND `key` = ?"),
             load: sized(&|size| load(size, "")),
             lock: sized(&|size| load(size, " FOR UPDATE NOWAIT")),
+            lock_row: named(&format!(
+                "SELECT {}, record_id, {NOW} FROM (SELECT 1) AS one \
+                 LEFT JOIN onceward_records ON record_id = ? FOR UPDATE NOWAIT",
+                record_columns!()
+            )),
             insert: sized(&rows),
             // Waits for others that are making the same record, and has its row locked afterwards.
             take: named(&format!("{} ON DUPLICATE KEY UPDATE scope = VALUES(scope)", rows(1))),

@@ -3,18 +3,19 @@
 //!
 //! It may be at REPEATABLE READ or at READ COMMITTED. So a record is read with its row locked, which
 //! is as it was committed last and not as it was when the transaction began; and a record that is not
-//! there is inserted and not looked for, since a look would lock the gap in which others insert theirs.
+//! there is inserted and not looked for with a lock, since that would lock the gap in which others
+//! insert theirs. So would the insert of one that is there, and a lock that is found by its key.
 
 use sqlx::{Connection as _, MySql, MySqlConnection, Pool, Transaction, pool::PoolConnection};
 use tokio::time::Instant;
 
 use super::{
     MySqlDatabase,
-    error::{self, Moment, damaged, is_elsewhere, is_locked, is_no_savepoint, pause},
+    error::{self, Moment, STORE, damaged, is_elsewhere, is_locked, is_no_savepoint, pause},
     link::PATIENCE,
     outbox::stage_in,
     row::{Columns, Values as _, bind_record},
-    session::{Changes, Found, Lock, Session},
+    session::{Changes, Found, Session},
     sql::query,
 };
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
     record::{Lease, Record, RecordId},
     reply::Reply,
     store::{
-        Advance, Advanced, Ask, Database, Reservation, Written,
+        Advance, Advanced, Ask, Database, Reservation, StoreError, StoreErrorKind, Written,
         beside::{self, Beside},
     },
     transaction::sealed::{Begin, Connection, NotWritten},
@@ -76,12 +77,29 @@ impl MySqlDatabase {
 }
 
 /// Asks the server itself: a transaction may have been begun by a plain statement, or ended by one that
-/// commits without a word, as all that change tables do. Outside of one no savepoint is made.
+/// commits without a word, as all that change tables do. Outside of one no savepoint is made. The last
+/// one is left, to know this transaction by.
 async fn is_in_transaction(connection: &mut MySqlConnection) -> Result<(), NotWritten> {
-    let check = "SAVEPOINT onceward_check; RELEASE SAVEPOINT onceward_check";
+    let check = "SAVEPOINT onceward_check; RELEASE SAVEPOINT onceward_check; \
+                 SAVEPOINT onceward_check";
     match sqlx::raw_sql(check).execute(connection).await {
         Ok(_) => Ok(()),
         Err(error) if is_no_savepoint(&error) => Err(NotWritten::Misuse(Misuse::NotInTransaction)),
+        Err(error) => Err(not_written(error)),
+    }
+}
+
+/// A server may be set up so that a lock that is not had is the end of the transaction
+/// (`innodb_rollback_on_timeout`). What was written before is gone then; without autocommit another
+/// transaction begins by itself, which does not know the savepoint.
+async fn is_the_same_transaction(connection: &mut MySqlConnection) -> Result<(), NotWritten> {
+    let check = "RELEASE SAVEPOINT onceward_check; SAVEPOINT onceward_check";
+    match sqlx::raw_sql(check).execute(connection).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_no_savepoint(&error) => {
+            let context = "the server took the transaction back, since the record was locked";
+            Err(NotWritten::Store(StoreError::new(StoreErrorKind::Unavailable, STORE, context)))
+        }
         Err(error) => Err(not_written(error)),
     }
 }
@@ -100,6 +118,16 @@ impl Connection for MySqlConnection {
         ask: &Ask,
     ) -> Result<Reservation, NotWritten> {
         let mut session = MySqlDatabase::within(self, database).await?;
+        // The transaction may have reserved before, or the key may have been used.
+        if session.sees(&ask.id).await.map_err(not_written)?.is_some() {
+            let found = locked(&mut session, &ask.id).await?;
+            if found.1.is_some() {
+                return decide(&mut session, &ask.id, found, None, |found, _, now| {
+                    beside::reserve(found, ask, now)
+                })
+                .await;
+            }
+        }
         let now = session.now().await.map_err(not_written)?;
         let (step, kept) = beside::reserve(None, ask, now);
         let Change::Put(record) = &step.change else { return Ok(step.answer) };
@@ -173,7 +201,7 @@ impl Connection for MySqlConnection {
 }
 
 /// Inserts the record if it is not there, and waits for whoever is inserting it. Its row is locked
-/// afterwards, be it this one or another.
+/// afterwards, be it this one or another; if it is another, so is the gap before it.
 async fn take(session: &mut Session<'_>, record: &Record) -> Result<(), NotWritten> {
     // An insert cannot be asked not to wait, or not for long; the setting is that of the user's again
     // afterwards.
@@ -195,16 +223,14 @@ async fn locked(
     id: &RecordId,
 ) -> Result<(Timestamp, Option<Found>), NotWritten> {
     let begun = Instant::now();
-    let ids = [id.clone()];
     let mut waited = false;
     loop {
-        match session.load(&ids, Lock::Rows).await {
-            Ok((mut found, now)) => {
-                // A server may be set up so that a lock that is not had is the end of everything.
+        match session.lock_one(id).await {
+            Ok((found, now)) => {
                 if waited {
-                    is_in_transaction(&mut *session.connection).await?;
+                    is_the_same_transaction(&mut *session.connection).await?;
                 }
-                return Ok((now, found.remove(id)));
+                return Ok((now, found));
             }
             Err(error)
                 if error::remedy(&error) == error::Remedy::Locked && begun.elapsed() < PATIENCE =>
