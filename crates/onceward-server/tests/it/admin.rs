@@ -95,7 +95,7 @@ fn no_key_body_or_credential_is_logged() {
     for body in ["canary-body", "canary-body", "canary-other"] {
         post(gateway.address, "canary-key-0000000001", body, &[credential]);
     }
-    let log = gateway.log();
+    let log = gateway.log_with("mismatch");
     assert!(log.contains("serving"), "{log}");
     assert!(!log.contains("canary"), "{log}");
 }
@@ -106,7 +106,7 @@ fn logs_are_json_where_asked_for() {
     command.args(["serve", "--log-format", "json", "--upstream", "http://127.0.0.1:9"]);
     command.args(["--store", "memory:", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
     let gateway = Gateway::start(&mut command);
-    let log = gateway.log();
+    let log = gateway.log_with("serving");
     let lines: Result<Vec<serde_json::Value>, _> = log.lines().map(serde_json::from_str).collect();
     let lines = lines.expect("JSON");
     assert!(lines.iter().any(|line| line["message"] == "serving"), "{log}");

@@ -78,7 +78,7 @@ fn a_store_that_was_put_back_runs_nothing_twice_until_an_operator_says_so() {
     assert!(metric(&gateway, "onceward_store_regressions_total 1"));
     let ready = get(gateway.admin, "/readyz");
     assert_eq!((ready.status, ready.text().contains("lost data")), (200, true));
-    assert!(gateway.log().contains("the store has lost data that it had acknowledged"));
+    gateway.log_with("the store has lost data that it had acknowledged");
     let (code, said) = store(&gateway, &["status"]);
     assert_eq!((code, said.contains("are refused until")), (Some(2), true), "{said}");
     let told = document(&admin(&gateway, "GET", "/api/v1/regression", None));

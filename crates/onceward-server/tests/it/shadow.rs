@@ -46,8 +46,8 @@ fn every_request_passes_and_what_would_have_been_done_is_counted_and_logged() {
     ] {
         assert_eq!(metric(&gateway, would), times, "{would}");
     }
-    let log = gateway.log();
-    assert_eq!(log.matches("shadow: a protected route").count(), 5, "{log}");
+    let seen = |log: &String| log.matches("shadow: a protected route").count() == 5;
+    let log = eventually("five lines", || Some(gateway.log()).filter(seen));
     assert!(!log.contains(KEY));
     let listed = document(&admin(&gateway, "GET", "/api/v1/shadow", None));
     let would = |it: &Value| it["would"].as_str().expect("a word").to_owned();

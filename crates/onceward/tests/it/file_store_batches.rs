@@ -75,6 +75,34 @@ impl Caller {
         Duration::from_secs(LEASES[self.random.random_range(0..LEASES.len())])
     }
 
+    fn ask(&mut self, template: Ask) -> Ask {
+        let mode = match self.random.random_range(0..8) {
+            0 => Mode::Accept,
+            1 => Mode::LookupOnly,
+            _ => Mode::Execute,
+        };
+        let effects = match self.random.random_range(0..10) {
+            kind @ 0..5 => Effects::ALL[kind],
+            _ => Effects::Phased,
+        };
+        // Of anything else, stores need not keep one.
+        let has_request = mode == Mode::Accept || effects == Effects::Phased;
+        let body = self.random.random_range(0..3);
+        Ask {
+            fingerprint: Fingerprint::from_stored(1, [self.random.random_range(0..5) / 4; 32]),
+            attempt: self.attempt(),
+            mode,
+            lease: self.duration(),
+            max_execution: Duration::from_secs(5),
+            retention: self.duration(),
+            tombstone: self.duration() - Duration::from_secs(1),
+            expired_runs_again: self.random.random_bool(0.3),
+            effects,
+            request: (has_request && body > 0).then(|| Arc::new(request(vec![body; 1000]))),
+            ..template
+        }
+    }
+
     /// A call that has a chance to mean something, given what the model holds now.
     async fn call(&mut self) -> Call {
         let template = ask(KEYS[self.random.random_range(0..KEYS.len())]);
@@ -87,29 +115,7 @@ impl Caller {
         };
         let reply = reply(&vec![b'a' + self.random.random_range(0..3); 2000]);
         match self.random.random_range(0..21) {
-            0..6 => Call::Reserve(Ask {
-                fingerprint: Fingerprint::from_stored(1, [self.random.random_range(0..5) / 4; 32]),
-                attempt: self.attempt(),
-                mode: match self.random.random_range(0..8) {
-                    0 => Mode::Accept,
-                    1 => Mode::LookupOnly,
-                    _ => Mode::Execute,
-                },
-                lease: self.duration(),
-                max_execution: Duration::from_secs(5),
-                retention: self.duration(),
-                tombstone: self.duration() - Duration::from_secs(1),
-                expired_runs_again: self.random.random_bool(0.3),
-                effects: match self.random.random_range(0..10) {
-                    kind @ 0..5 => Effects::ALL[kind],
-                    _ => Effects::Phased,
-                },
-                request: match self.random.random_range(0..3) {
-                    0 => None,
-                    number => Some(Arc::new(request(vec![number; 1000]))),
-                },
-                ..template
-            }),
+            0..6 => Call::Reserve(self.ask(template)),
             6 => Call::Claim(Claim {
                 id,
                 attempt: self.attempt(),

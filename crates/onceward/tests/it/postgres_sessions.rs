@@ -274,6 +274,9 @@ async fn a_read_only_server_is_named_and_left_when_it_is_writable_again() {
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
                WHERE application_name = 'onceward' AND datname = current_database()";
     database.psql(end);
+    // Sent on a connection that was ended: nobody can say that it was not carried out.
+    let error = home.store.reserve(ask("during")).await.expect_err("read-only");
+    assert_eq!(error.kind(), StoreErrorKind::Ambiguous, "{}", whole(&error));
     let error = home.store.reserve(ask("during")).await.expect_err("read-only");
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{}", whole(&error));
     assert!(whole(&error).contains("read-only"), "{}", whole(&error));

@@ -144,6 +144,13 @@ impl Gateway {
         eventually("the end of the process", || self.child.try_wait().expect("waited"))
     }
 
+    /// The log, as soon as it has this: lines are written a little later than they are made.
+    pub(crate) fn log_with(&self, text: &str) -> String {
+        eventually(&format!("a line with `{text}`"), || {
+            Some(self.log()).filter(|log| log.contains(text))
+        })
+    }
+
     /// What the process logged so far.
     pub(crate) fn log(&self) -> String {
         read(self.log.try_clone().expect("duplicate"))

@@ -72,6 +72,27 @@ pub(super) async fn drop_at_every_await<T, Prepared>(
     expect: impl Fn(&Harness, &Prepared) -> Expected,
     call: impl for<'a> Fn(&'a Harness, &'a Prepared) -> StoreFuture<'a, T>,
 ) {
+    drop_and_repeat(on, 1, prepare, expect, call).await;
+}
+
+/// The same for a call that passes over records which others have just then, such as one that was
+/// dropped and is still at work.
+async fn drop_a_worker_at_every_await<T, Prepared>(
+    on: &Harness,
+    prepare: impl AsyncFn(&Harness) -> Prepared,
+    expect: impl Fn(&Harness, &Prepared) -> Expected,
+    call: impl for<'a> Fn(&'a Harness, &'a Prepared) -> StoreFuture<'a, T>,
+) {
+    drop_and_repeat(on, 1_000, prepare, expect, call).await;
+}
+
+async fn drop_and_repeat<T, Prepared>(
+    on: &Harness,
+    repeats_max: usize,
+    prepare: impl AsyncFn(&Harness) -> Prepared,
+    expect: impl Fn(&Harness, &Prepared) -> Expected,
+    call: impl for<'a> Fn(&'a Harness, &'a Prepared) -> StoreFuture<'a, T>,
+) {
     for polls in 0..POLLS_MAX {
         let on = on.another().await;
         let prepared = prepare(&on).await;
@@ -81,10 +102,15 @@ pub(super) async fn drop_at_every_await<T, Prepared>(
         let left = on.store.load(&expected.id).await.expect("load answers");
         let legal = left == expected.after || (!finished && left == expected.before);
         assert!(legal, "after {polls} polls the record is neither old nor new: {left:?}");
-        call(&on, &prepared).await.expect("the repeated call answers");
-        let left = on.store.load(&expected.id).await.expect("load answers");
-        let legal = left == expected.repeated || (!finished && left == expected.after);
-        assert!(legal, "after {polls} polls and a repeated call the record is {left:?}");
+        for repeats in 1.. {
+            call(&on, &prepared).await.expect("the repeated call answers");
+            let left = on.store.load(&expected.id).await.expect("load answers");
+            if left == expected.repeated || (!finished && left == expected.after) {
+                break;
+            }
+            let passed_over = !finished && left == expected.before && repeats < repeats_max;
+            assert!(passed_over, "after {polls} polls and a repeated call the record is {left:?}");
+        }
         on.store.ping().await.expect("the store is usable");
         if finished {
             return;
@@ -209,7 +235,7 @@ pub async fn dropping_a_resolve_at_any_await_leaves_a_legal_record(on: Harness) 
 
 /// Sweep.
 pub async fn dropping_a_sweep_at_any_await_leaves_a_legal_record(on: Harness) {
-    drop_at_every_await(
+    drop_a_worker_at_every_await(
         &on,
         async |on| {
             let lease = on.grant(&ask("key")).await;
@@ -229,7 +255,7 @@ pub async fn dropping_a_sweep_at_any_await_leaves_a_legal_record(on: Harness) {
 
 /// Reap.
 pub async fn dropping_a_reap_at_any_await_leaves_a_legal_record(on: Harness) {
-    drop_at_every_await(
+    drop_a_worker_at_every_await(
         &on,
         async |on| {
             let lease = on.grant(&ask("key")).await;
