@@ -1,6 +1,6 @@
 //! The other stores, as `onceward doctor` and `onceward migrate` see them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::TcpListener};
 
 use onceward_testbed::{DynamoDb, MariaDb, Redis, RedisCluster};
 use serde_json::Value;
@@ -55,9 +55,15 @@ fn a_mariadb_that_syncs_its_commits_can_be_relied_on_and_another_cannot() {
     is_made_once(&store);
     let (code, told) = doctor(&store, "durable");
     assert_eq!(code, Some(0), "{told:?}");
-    for name in
-        ["server version", "primary", "max_allowed_packet", "clock skew", "schema", "engine"]
-    {
+    for name in [
+        "server version",
+        "primary",
+        "one primary",
+        "max_allowed_packet",
+        "clock skew",
+        "schema",
+        "engine",
+    ] {
         assert_eq!(told[name], "ok", "{name}");
     }
     assert_eq!(told["innodb_flush_log_at_trx_commit"], "ok");
@@ -69,6 +75,27 @@ fn a_mariadb_that_syncs_its_commits_can_be_relied_on_and_another_cannot() {
     mariadb.sql("mysql", "SET GLOBAL read_only = 1");
     let (code, told) = doctor(&store, "best-effort");
     assert_eq!((code, told["primary"].as_str()), (Some(2), "unsafe"));
+}
+
+/// The package of MariaDB brings the library of the cluster with it.
+#[test]
+fn a_galera_cluster_is_noticed_and_no_tables_are_made_in_it() {
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port");
+    let mariadb = MariaDb::start_with(&[
+        "--binlog-format=ROW",
+        "--wsrep-on=ON",
+        "--wsrep-provider=/usr/lib/galera/libgalera_smm.so",
+        "--wsrep-cluster-address=gcomm://",
+        "--wsrep-node-address=127.0.0.1",
+        &format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{port}"),
+    ]);
+    let store = mariadb.url(&mariadb.create_database());
+    assert_eq!(on(&store, "one primary"), (Some(2), "unsafe".to_owned()));
+    let args = ["migrate", "up", "--store", &store];
+    let output = binary().args(args).output().expect("the binary runs");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("Galera"), "{stderr}");
+    assert_eq!(status(&store).1, "absent");
 }
 
 /// The verdict on one thing, and the exit code.

@@ -57,6 +57,7 @@ async fn examine(options: &MySqlOptions) -> Result<Vec<Finding>, MySqlConnectErr
     let mut findings = vec![
         version(&mut look).await,
         writable(&mut look).await,
+        primaries(&mut look).await,
         flushed(&mut look).await,
         binlog(&mut look).await,
         binlog_format(&mut look).await,
@@ -102,6 +103,18 @@ async fn writable(look: &mut MySqlConnection) -> Finding {
         Some("0" | "OFF") => Finding::ok(NAME, "it takes writes"),
         Some(_) => Finding::broken(NAME, "it is read-only", "use the primary"),
         None => Finding::failed(NAME, "it does not say"),
+    }
+}
+
+async fn primaries(look: &mut MySqlConnection) -> Finding {
+    const NAME: &str = "one primary";
+    match open::many_primaries(look).await {
+        Ok(None) => Finding::ok(NAME, "no other server takes writes"),
+        Ok(Some(kind)) => {
+            let advice = "use a server with one primary: a key may run twice on two of them";
+            Finding::broken(NAME, kind, advice)
+        }
+        Err(error) => Finding::failed(NAME, error.to_string()),
     }
 }
 

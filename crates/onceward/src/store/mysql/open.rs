@@ -1,6 +1,6 @@
 //! Connecting, and bringing the tables to the version of this release.
 
-use std::{io, str::FromStr as _, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, str::FromStr as _, sync::Arc, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection, Row as _,
@@ -47,6 +47,11 @@ pub enum MySqlConnectError {
     /// One reply would not fit into what may be sent at once.
     #[error("max_allowed_packet is {0} here; 8388608 or more is needed")]
     SmallPackets(u64),
+    /// Other servers take writes to the same tables.
+    #[error(
+        "{0}: other servers take writes too, and what is decided on one of them is not locked on the others; use a server with one primary"
+    )]
+    ManyPrimaries(&'static str),
     /// Written by a newer version.
     #[error(
         "tables {prefix}* have version {found}, and this version knows {known}; use a newer onceward"
@@ -136,7 +141,7 @@ async fn has_snapshots(connection: &mut MySqlConnection) -> Result<bool, sqlx::E
 
 async fn is_good_server(connection: &mut MySqlConnection) -> Result<(), MySqlConnectError> {
     let asked = "SELECT CAST(VERSION() AS CHAR), CAST(@@max_allowed_packet AS UNSIGNED)";
-    let row = sqlx::query(asked).fetch_one(connection).await?;
+    let row = sqlx::query(asked).fetch_one(&mut *connection).await?;
     let (version, packet): (String, u64) = (row.try_get(0)?, row.try_get(1)?);
     if !is_new_enough(&version) {
         return Err(MySqlConnectError::Old(version));
@@ -144,7 +149,41 @@ async fn is_good_server(connection: &mut MySqlConnection) -> Result<(), MySqlCon
     if packet < PACKET_MIN {
         return Err(MySqlConnectError::SmallPackets(packet));
     }
-    Ok(())
+    match many_primaries(connection).await? {
+        Some(kind) => Err(MySqlConnectError::ManyPrimaries(kind)),
+        None => Ok(()),
+    }
+}
+
+/// What makes this server one of many that take writes. Each locks rows for itself, and when they
+/// commit they compare only the rows that were changed: what was decided by a row that was only locked
+/// may have been decided elsewhere at the same time.
+pub(super) async fn many_primaries(
+    connection: &mut MySqlConnection,
+) -> Result<Option<&'static str>, sqlx::Error> {
+    // A server knows only those of the kind that it is.
+    let asked = "SHOW GLOBAL VARIABLES WHERE variable_name IN ('wsrep_on', \
+        'wsrep_cluster_address', 'group_replication_group_name', \
+        'group_replication_single_primary_mode')";
+    let mut settings = HashMap::new();
+    for row in sqlx::raw_sql(asked).fetch_all(connection).await? {
+        let [name, value] = [row.try_get_unchecked(0)?, row.try_get_unchecked(1)?];
+        settings.insert(name, value);
+    }
+    Ok(kind_of_cluster(&settings))
+}
+
+fn kind_of_cluster(settings: &HashMap<String, String>) -> Option<&'static str> {
+    let is = |name: &str, value: &str| {
+        settings.get(name).is_some_and(|set| set.eq_ignore_ascii_case(value))
+    };
+    let is_set = |name: &str| settings.get(name).is_some_and(|set| !set.is_empty());
+    if is("wsrep_on", "ON") && is_set("wsrep_cluster_address") {
+        return Some("this is a Galera cluster");
+    }
+    let many = is("group_replication_single_primary_mode", "OFF");
+    (many && is_set("group_replication_group_name"))
+        .then_some("this is group replication with many primaries")
 }
 
 /// MariaDB may put `5.5.5-` before its version, for old clients.
@@ -249,6 +288,31 @@ mod tests {
         }
         for old in ["8.0.15", "5.7.44", "10.5.99-MariaDB", "5.5.5-10.3.1-MariaDB", "nonsense"] {
             assert!(!is_new_enough(old), "{old}");
+        }
+    }
+
+    #[test]
+    fn a_server_beside_which_others_take_writes_is_told_from_one_primary() {
+        let kind = |settings: &[(&str, &str)]| {
+            let owned = settings.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+            kind_of_cluster(&owned.collect())
+        };
+        let mode = "group_replication_single_primary_mode";
+        let group = ("group_replication_group_name", "aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa");
+        for many in [
+            &[("wsrep_on", "ON"), ("wsrep_cluster_address", "gcomm://")][..],
+            &[(mode, "OFF"), group],
+        ] {
+            assert!(kind(many).is_some(), "{many:?}");
+        }
+        for one in [
+            &[][..],
+            &[("wsrep_on", "OFF"), ("wsrep_cluster_address", "gcomm://")],
+            &[("wsrep_on", "ON"), ("wsrep_cluster_address", "")],
+            &[(mode, "ON"), group],
+            &[(mode, "OFF"), ("group_replication_group_name", "")],
+        ] {
+            assert_eq!(kind(one), None, "{one:?}");
         }
     }
 }
