@@ -132,23 +132,20 @@ mod tests {
         assert_eq!(done.await.expect("done"), Some(waiting));
     }
 
-    #[test]
-    fn an_answer_does_not_wake_who_takes_it() {
-        let runtime = runtime();
+    #[tokio::test]
+    async fn an_answer_does_not_wake_who_takes_it() {
         let (sender, answer) = oneshot::channel();
-        let mut steps = 0;
         let mut sender = Some(sender);
+        let mut is_second = false;
         let work = Box::pin(poll_fn(move |_| {
-            steps += 1;
-            match (steps, sender.take()) {
-                (2, Some(sender)) => Poll::Ready(drop(sender.send("answered"))),
-                (_, kept) => {
-                    sender = kept;
-                    Poll::Pending
-                }
+            if !std::mem::replace(&mut is_second, true) {
+                return Poll::Pending;
             }
+            let sent = sender.take().map(|sender| sender.send("answered"));
+            assert_eq!(sent, Some(Ok(())));
+            Poll::Ready(())
         }));
-        let mut detached = runtime.block_on(async { Detached::new(work, answer) });
+        let mut detached = Detached::new(work, answer);
         let wakes = Arc::new(Wakes::default());
         let waker = Waker::from(Arc::clone(&wakes));
         let mut context = Context::from_waker(&waker);

@@ -189,10 +189,11 @@ async fn a_call_that_is_alone_is_one_round_trip() {
         home.write(&lease, Write::Renew(Duration::from_secs(90))).await;
         home.write(&lease, Write::Complete(reply("done"))).await;
         for _ in 0..2 {
-            home.store.reserve(retry(&warm)).await.expect("reserve answers");
+            let replay = home.store.reserve(retry(&warm)).await.expect("reserve answers");
+            assert!(matches!(replay, Reservation::Occupied { .. }), "{replay:?}");
         }
     }
-    home.grant(&ask("warm-again")).await;
+    home.occupy(&ask("warm-again")).await;
     let mut before = statements(&home);
     let mut cost = |what: &str| {
         let after = statements(&home);

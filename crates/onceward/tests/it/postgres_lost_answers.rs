@@ -166,7 +166,7 @@ async fn a_call_that_was_made_and_then_cannot_be_repeated_is_said_to_be_ambiguou
     assert_eq!(said.expect_err("no way").kind(), StoreErrorKind::Ambiguous);
     // There is a connection again for it to be sent on.
     back();
-    home.grant(&ask("then-no-way-0004")).await;
+    home.occupy(&ask("then-no-way-0004")).await;
     no_way(b"then-no-way-0002");
     let said = home.store.reserve(ask("then-no-way-0002")).await;
     assert_eq!(said.expect_err("no way").kind(), StoreErrorKind::Ambiguous);
