@@ -178,7 +178,6 @@ impl<E: Element> Worker<E> {
                 }
             }
         }
-        drop(held);
         link.close().await;
         drop(alive);
     }
