@@ -236,3 +236,142 @@ async fn until_closing(closing: &mut watch::Receiver<bool>) {
 fn closed(store: &'static str, kind: StoreErrorKind) -> StoreError {
     StoreError::new(kind, store, "it is closed")
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::{Semaphore, mpsc::UnboundedSender};
+
+    use super::*;
+
+    /// Tells what it is sent, waits until it may answer, and says on which link that was.
+    struct Asked(u32, Sender<usize>);
+
+    struct Wire {
+        place: usize,
+        sent: UnboundedSender<(usize, Vec<u32>)>,
+        may_answer: Arc<Semaphore>,
+    }
+
+    impl Linked for Wire {
+        async fn close(&mut self) {}
+    }
+
+    impl Element for Asked {
+        type Link = Wire;
+        const STORE: &'static str = "test";
+        const BATCH_MAX: usize = 8;
+        const BATCH_EAGER: usize = 4;
+
+        fn bytes(&self) -> usize {
+            1
+        }
+
+        fn is_abandoned(&self) -> bool {
+            self.1.is_closed()
+        }
+
+        async fn run(batch: Vec<Self>, link: &mut Wire) {
+            let numbers = batch.iter().map(|asked| asked.0).collect();
+            let _ = link.sent.send((link.place, numbers));
+            link.may_answer.acquire().await.expect("open").forget();
+            for Asked(_, sender) in batch {
+                let _ = sender.send(Ok(link.place));
+            }
+        }
+    }
+
+    struct Sample {
+        lane: Lane<Asked>,
+        sent: mpsc::UnboundedReceiver<(usize, Vec<u32>)>,
+        may_answer: Arc<Semaphore>,
+        close: watch::Sender<bool>,
+    }
+
+    /// With two connections.
+    fn sample() -> Sample {
+        let (sender, sent) = mpsc::unbounded_channel();
+        let may_answer = Arc::new(Semaphore::new(0));
+        let (close, closing) = watch::channel(false);
+        let wire =
+            |place| Wire { place, sent: sender.clone(), may_answer: Arc::clone(&may_answer) };
+        let lane = Lane::start(vec![wire(0), wire(1)], &closing);
+        Sample { lane, sent, may_answer, close }
+    }
+
+    impl Sample {
+        fn ask(&self, number: u32) -> tokio::task::JoinHandle<Result<usize, StoreError>> {
+            let lane = self.lane.clone();
+            tokio::spawn(async move { lane.ask(|sender| Asked(number, sender)).await })
+        }
+
+        async fn sent(&mut self) -> (usize, Vec<u32>) {
+            self.sent.recv().await.expect("somebody sends")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_after_the_other_go_over_one_connection() {
+        let mut sample = sample();
+        sample.may_answer.add_permits(5);
+        let mut places = Vec::new();
+        for number in 0..5 {
+            places.push(sample.ask(number).await.expect("no panic").expect("answered"));
+            assert_eq!(sample.sent().await.1, [number]);
+        }
+        places.dedup();
+        assert_eq!(places.len(), 1, "{places:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_that_come_while_one_is_on_its_way_go_together_after_it() {
+        let mut sample = sample();
+        let first = sample.ask(0);
+        let (place, _) = sample.sent().await;
+        let others = [sample.ask(1), sample.ask(2)];
+        tokio::task::yield_now().await;
+        assert!(sample.sent.try_recv().is_err(), "they wait");
+        sample.may_answer.add_permits(2);
+        assert_eq!(sample.sent().await, (place, vec![1, 2]));
+        assert_eq!(first.await.expect("no panic").expect("answered"), place);
+        for other in others {
+            assert_eq!(other.await.expect("no panic").expect("answered"), place);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_that_come_while_one_is_on_its_way_go_beside_it_at_once() {
+        let mut sample = sample();
+        let _first = sample.ask(0);
+        let (place, _) = sample.sent().await;
+        let begun = tokio::time::Instant::now();
+        let _others: Vec<_> = (1..5).map(|number| sample.ask(number)).collect();
+        assert_eq!(sample.sent().await, (1 - place, vec![1, 2, 3, 4]));
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_long_for_one_that_is_stuck() {
+        let mut sample = sample();
+        let _stuck = sample.ask(0);
+        let (place, _) = sample.sent().await;
+        let begun = tokio::time::Instant::now();
+        let _next = sample.ask(1);
+        assert_eq!(sample.sent().await, (1 - place, vec![1]));
+        assert_eq!(begun.elapsed().as_millis(), GATHER_TIME_MAX.as_millis());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_stands_in_line_when_it_closes_is_still_answered() {
+        let mut sample = sample();
+        let asked: Vec<_> = (0..3).map(|number| sample.ask(number)).collect();
+        sample.sent().await;
+        tokio::task::yield_now().await;
+        sample.close.send(true).expect("somebody listens");
+        sample.may_answer.add_permits(3);
+        for asked in asked {
+            asked.await.expect("no panic").expect("answered");
+        }
+        sample.lane.ended().await;
+        assert!(sample.ask(3).await.expect("no panic").is_err(), "and nothing after it");
+    }
+}
