@@ -10,6 +10,7 @@ use clap::Args;
 mod by_hand; // the yardsticks
 mod contestant; // who takes part, and their processes
 mod database; // the server, and a new database each time
+mod fill; // many records in a short time
 mod payment; // what all of them serve
 mod peers; // alternatives that others publish
 pub(crate) mod size; // small and large tables
@@ -17,8 +18,8 @@ pub(crate) mod size; // small and large tables
 pub(crate) use by_hand::TABLE;
 pub(crate) use contestant::{Contestant, Serve, serve};
 pub(crate) use database::{Server, Settings, connect};
+pub(crate) use fill::fill;
 pub(crate) use payment::BODY;
-pub(crate) use size::fill;
 
 use crate::{
     load::{Load, Service},

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
-use tokio_postgres::Client;
 
 use super::{
     contestant::Contestant,
     database::{self, Server},
+    fill::fill,
 };
 use crate::{
     load::{Answered, Keys, Load, Target},
@@ -40,9 +40,6 @@ pub(crate) struct Options {
     #[arg(long)]
     url: Option<String>,
 }
-
-/// How many records one statement makes.
-const CHUNK: u64 = 1_000_000;
 
 pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
     let server = Server::at_or_new(options.url.as_deref()).await?;
@@ -148,44 +145,4 @@ impl Filled {
         client.batch_execute("DELETE FROM onceward.leases").await?;
         Ok(())
     }
-}
-
-/// Makes copies of the one record that is there. Returns about so many of their keys, from all over the
-/// table.
-pub(crate) async fn fill(url: &str, size: u64, keys: u64) -> anyhow::Result<Vec<String>> {
-    let client = database::connect(url).await?;
-    let mut made = 0;
-    while made < size {
-        let until = size.min(made + CHUNK);
-        copy(&client, made + 1, until).await?;
-        made = until;
-        eprintln!("{made} of {size} records");
-    }
-    let step = i64::try_from((size / keys.max(1)).max(1))?;
-    let some = "SELECT md5(n::text) FROM generate_series(1::bigint, $1, $2) AS n";
-    let rows = client.query(some, &[&i64::try_from(size)?, &step]).await?;
-    Ok(rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
-}
-
-/// Copies the first record and its reply. Keys are as random as those of clients; within one
-/// statement they come sorted, which fills the index faster.
-async fn copy(client: &Client, from: u64, until: u64) -> anyhow::Result<()> {
-    let others = "SELECT string_agg(quote_ident(column_name), ', ') \
-        FROM information_schema.columns WHERE table_schema = 'onceward' \
-        AND table_name = 'records' \
-        AND column_name NOT IN ('record_id', 'key', 'created_at', 'reap_at')";
-    let others: String = client.query_one(others, &[]).await?.try_get(0)?;
-    let statement = format!(
-        "WITH first AS (SELECT * FROM onceward.records ORDER BY record_id LIMIT 1),
-        copies AS (
-            INSERT INTO onceward.records (key, created_at, reap_at, {others})
-            SELECT md5(n::text), created_at + n, reap_at + n, {others}
-            FROM first, generate_series({from}, {until}) AS n ORDER BY 1
-            RETURNING record_id
-        )
-        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
-        SELECT copies.record_id, headers, schema_version, body
-        FROM copies, first JOIN onceward.replies ON replies.record_id = first.record_id"
-    );
-    Ok(client.batch_execute(&statement).await?)
 }
