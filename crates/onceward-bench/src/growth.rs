@@ -22,8 +22,9 @@ mod traffic; // over HTTP: memory of the gateway, and a hot tenant
 mod waiters;
 
 use crate::{
+    chart::Bar,
     file::key,
-    report::{Bar, Finding, median},
+    report::{Finding, median},
     stores::{Kind, Place, Site, open},
 };
 

@@ -17,11 +17,7 @@ use onceward::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    file,
-    postgres::BODY,
-    report::{Bar, Finding},
-};
+use crate::{chart::Bar, file, postgres::BODY, report::Finding};
 
 /// What is asked for.
 #[derive(Args)]

@@ -3,6 +3,7 @@
 
 use std::{fs, path::PathBuf};
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
@@ -71,6 +72,8 @@ enum What {
     /// What becomes dearer: many records, sustained traffic, a hot tenant, a key that many wait for, large
     /// replies, many operations in flight, a slow disk.
     Growth(growth::Options),
+    /// Draws what `--json` wrote in earlier runs, as one chart (`--svg`).
+    Chart(chart::Options),
     /// Instructions of what every request goes through, under valgrind, beside those that are kept.
     Instructions(instructions::Options),
     /// Part of `instructions`. The benchmark starts it by itself.
@@ -93,6 +96,10 @@ fn main() -> anyhow::Result<()> {
         Findings { arguments: &arguments, found: serde_json::Map::new(), bars: vec![] };
     match &arguments.what {
         None | Some(What::All) => all::run(arguments.quick, &mut findings),
+        Some(What::Chart(options)) => {
+            let file = arguments.svg.as_deref().context("where to? --svg FILE")?;
+            Ok(fs::write(file, chart::redraw(options)?)?)
+        }
         Some(what) => {
             anyhow::ensure!(!arguments.quick, "--quick is for a look at everything");
             match what.run()? {
@@ -107,7 +114,7 @@ fn main() -> anyhow::Result<()> {
 struct Findings<'a> {
     arguments: &'a Arguments,
     found: serde_json::Map<String, serde_json::Value>,
-    bars: Vec<report::Bar>,
+    bars: Vec<chart::Bar>,
 }
 
 impl Findings<'_> {
@@ -118,6 +125,7 @@ impl Findings<'_> {
         }
         self.found.insert(name.to_owned(), finding.json()?);
         self.bars.extend(finding.bars());
+        self.found.insert(chart::NAME.to_owned(), serde_json::to_value(&self.bars)?);
         if let Some(file) = &self.arguments.json {
             fs::write(file, serde_json::to_string_pretty(&self.found)?)?;
         }

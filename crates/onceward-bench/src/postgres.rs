@@ -22,6 +22,7 @@ pub(crate) use fill::fill;
 pub(crate) use payment::BODY;
 
 use crate::{
+    chart::Shown,
     load::{Load, Service},
     report::{Measurement, Report, Workload},
 };
@@ -77,12 +78,17 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
     }
     server.drop_database(DATABASE).await?;
     let report = Report::new("postgres", Some(settings), options.seconds, measurements);
-    Ok(report.showing(&[
-        ("onceward", "sqlx"),
-        ("onceward", "tokio-postgres"),
-        ("onceward", "axum-idempotent"),
-        ("onceward", "restate"),
-    ]))
+    let by = |(other, label)| {
+        let group = "on PostgreSQL: Onceward by";
+        Shown { ours: "onceward", other, group, label }
+    };
+    let others = [
+        ("sqlx", "sqlx, by hand"),
+        ("tokio-postgres", "tokio-postgres, by hand"),
+        ("axum-idempotent", "axum-idempotent"),
+        ("restate", "Restate"),
+    ];
+    Ok(report.showing(others.map(by).into()))
 }
 
 /// All rounds with the same number of connections.

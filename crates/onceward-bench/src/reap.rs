@@ -21,10 +21,11 @@ use tempfile::TempDir;
 use tokio::{task::JoinSet, time::MissedTickBehavior};
 
 use crate::{
+    chart::Bar,
     file::{DAY, request_kept},
     load::percentile_us,
     postgres::{Server, connect},
-    report::{Bar, Finding, median},
+    report::{Finding, median},
 };
 
 /// What is asked for.

@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::{
+    chart::{Bar, Shown},
     load::{Figures, Load},
     machine::Interference,
     postgres::Settings,
@@ -31,15 +32,6 @@ pub(crate) trait Finding {
     fn bars(&self) -> Vec<Bar>;
 }
 
-/// A ratio with its spread.
-pub(crate) struct Bar {
-    pub(crate) group: String,
-    pub(crate) label: String,
-    pub(crate) median: f64,
-    pub(crate) min: f64,
-    pub(crate) max: f64,
-}
-
 /// What the load sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -55,6 +47,13 @@ impl Workload {
         match self {
             Workload::First => "first",
             Workload::Replay => "replay",
+        }
+    }
+
+    fn headed(self) -> &'static str {
+        match self {
+            Workload::First => "First executions",
+            Workload::Replay => "Replays",
         }
     }
 }
@@ -125,7 +124,7 @@ pub(crate) struct Report {
     ratios: Vec<Ratio>,
     /// Who is compared with whom in the chart.
     #[serde(skip)]
-    shown: &'static [(&'static str, &'static str)],
+    shown: Vec<Shown>,
 }
 
 /// One contestant by another, in the same rounds.
@@ -146,8 +145,11 @@ struct Quantity {
     of: fn(&Measurement) -> f64,
 }
 
+const PER_SECOND: Quantity =
+    Quantity { what: "requests/s", of: |measurement| measurement.per_second };
+
 const QUANTITIES: [Quantity; 3] = [
-    Quantity { what: "requests/s", of: |measurement| measurement.per_second },
+    PER_SECOND,
     Quantity { what: "p50", of: |measurement| measurement.p50_us },
     // Not measured everywhere.
     Quantity { what: "CPU", of: |measurement| measurement.cpu_us.unwrap_or(f64::NAN) },
@@ -161,15 +163,21 @@ impl Report {
         measurements: Vec<Measurement>,
     ) -> Self {
         let title = title.into();
-        let mut report =
-            Report { title, postgres, seconds, measurements, ratios: Vec::new(), shown: &[] };
+        let mut report = Report {
+            title,
+            postgres,
+            seconds,
+            measurements,
+            ratios: Vec::new(),
+            shown: Vec::new(),
+        };
         report.ratios =
             report.groups().into_iter().flat_map(|group| report.compare(group)).collect();
         report
     }
 
     /// The same with these comparisons in the chart.
-    pub(crate) fn showing(self, shown: &'static [(&'static str, &'static str)]) -> Self {
+    pub(crate) fn showing(self, shown: Vec<Shown>) -> Self {
         Report { shown, ..self }
     }
 
@@ -331,19 +339,29 @@ impl Finding for Vec<Report> {
 impl Report {
     fn bars(&self) -> Vec<Bar> {
         let has = |number| self.ratios.iter().any(|ratio| ratio.connections == number);
-        let is_shown = |ratio: &&Ratio| {
-            ratio.what == "requests/s"
-                && (ratio.connections == CHARTED || !has(CHARTED))
-                && self.shown.contains(&(&ratio.contestant, &ratio.to))
+        let is_charted = |ratio: &&Ratio| {
+            ratio.what == PER_SECOND.what && (ratio.connections == CHARTED || !has(CHARTED))
         };
-        let bar = |ratio: &Ratio| Bar {
-            group: format!("{}, {}", self.title, ratio.workload.name()),
-            label: format!("{} / {}", ratio.contestant, ratio.to),
-            median: ratio.median,
-            min: ratio.rounds.iter().copied().fold(f64::INFINITY, f64::min),
-            max: ratio.rounds.iter().copied().fold(0.0, f64::max),
+        let bar = |ratio: &Ratio| {
+            let is_it =
+                |shown: &&Shown| (shown.ours, shown.other) == (&*ratio.contestant, &*ratio.to);
+            let shown = self.shown.iter().find(is_it)?;
+            let rate = |contestant| {
+                let group = (ratio.connections, ratio.workload);
+                let rates: Vec<f64> = self.by_round(group, contestant, &PER_SECOND.of).collect();
+                median(&rates)
+            };
+            Some(Bar {
+                group: format!("{} {}", ratio.workload.headed(), shown.group),
+                label: shown.label.to_owned(),
+                median: ratio.median,
+                min: ratio.rounds.iter().copied().fold(f64::INFINITY, f64::min),
+                max: ratio.rounds.iter().copied().fold(0.0, f64::max),
+                ours: rate(shown.ours),
+                other: rate(shown.other),
+            })
         };
-        self.ratios.iter().filter(is_shown).map(bar).collect()
+        self.ratios.iter().filter(is_charted).filter_map(bar).collect()
     }
 }
 
@@ -395,8 +413,11 @@ mod tests {
         assert_eq!(ratio.median, 2.5);
         assert!(report.ratios.iter().all(|ratio| ratio.what != "CPU"), "it was not measured");
         assert!(report.bars().is_empty(), "nothing is to be shown");
-        let bars = report.showing(&[("fast", "slow")]).bars();
+        let shown = Shown { ours: "fast", other: "slow", group: "here", label: "the slow one" };
+        let bars = report.showing(vec![shown]).bars();
         assert_eq!(bars.len(), 1);
+        assert_eq!((&*bars[0].group, &*bars[0].label), ("First executions here", "the slow one"));
+        assert_eq!((bars[0].ours, bars[0].other), (70.0, 25.0));
         assert_eq!((bars[0].median, bars[0].min, bars[0].max), (2.5, 2.0, 3.0));
     }
 }

@@ -17,6 +17,7 @@ pub(crate) use open::open;
 pub(crate) use site::{Kind, Place, Site};
 
 use crate::{
+    chart::Shown,
     load::{Load, Service},
     machine::Snapshot,
     postgres,
@@ -103,7 +104,13 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Vec<Report>> {
         }
         let title = format!("stores: {}", kind.name());
         let report = Report::new(title, site.settings(), options.seconds, measurements);
-        reports.push(report.showing(&[("http", "raw"), ("http", "echo")]));
+        let by = |(other, group)| Shown { ours: "http", other, group, label: kind.name() };
+        let mut shown = vec![by(("echo", "over HTTP by HTTP without a store"))];
+        // Maps without HTTP are no limit that anybody could come near to.
+        if kind != Kind::Memory {
+            shown.push(by(("raw", "over HTTP by the raw limit of the store, without HTTP")));
+        }
+        reports.push(report.showing(shown));
         site.leave().await?;
     }
     Ok(reports)
