@@ -49,7 +49,7 @@ pub(crate) struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "echo,sqlx,sqlx-tuned,tokio-postgres,onceward"
+        default_value = "echo,sqlx,sqlx-tuned,tokio-postgres,axum-idempotent,restate,onceward"
     )]
     contestants: Vec<Contestant>,
     /// How many completed keys the replays choose from.

@@ -16,6 +16,8 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::net::TcpListener;
 use tower_cookies::CookieManagerLayer;
 
+// What the load sends is there too.
+#[allow(dead_code)]
 #[path = "../../../src/postgres/payment.rs"]
 mod payment;
 #[path = "../serves.rs"]

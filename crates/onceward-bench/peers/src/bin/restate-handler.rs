@@ -4,6 +4,8 @@ use bytes::Bytes;
 use restate_sdk::prelude::*;
 use tokio::net::TcpListener;
 
+// What the load sends is there too.
+#[allow(dead_code)]
 #[path = "../../../src/postgres/payment.rs"]
 mod payment;
 #[path = "../serves.rs"]
