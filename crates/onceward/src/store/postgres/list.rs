@@ -92,7 +92,7 @@ async fn moment(link: &mut Link, left: Span, down: bool) -> Result<Option<Timest
 async fn part(link: &mut Link, query: Query) -> Result<Vec<Record>, StoreError> {
     let most = query.page_size() as usize + 1;
     let read = |row: &PgRow| {
-        let found = FoundRow(row);
+        let found = FoundRow::by_name(row);
         let record = found.record(&id_of(row)?).map_err(damaged)?;
         Ok::<_, StoreError>(shown(&record, found.now().map_err(damaged)?))
     };

@@ -392,7 +392,7 @@ async fn load(
     let not_loaded = |lost| Trouble::Lost { lost, seen: None, wrote: false };
     let rows = link.fetch(query).await.map_err(not_loaded)?;
     let missing = || StoreError::new(StoreErrorKind::Unavailable, STORE, "no row came back");
-    let row = FoundRow(rows.first().ok_or_else(|| Trouble::Bad(missing()))?);
+    let row = FoundRow::new(rows.first().ok_or_else(|| Trouble::Bad(missing()))?);
     let bad = |bad| Trouble::Bad(damaged(bad));
     let now = row.now().map_err(bad)?;
     let record = row.is_there().then(|| row.record(id)).transpose().map_err(bad)?;

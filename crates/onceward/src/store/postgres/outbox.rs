@@ -122,7 +122,7 @@ fn message_id(row: &PgRow) -> Result<MessageId, StoreError> {
 }
 
 fn read_message(row: &PgRow) -> Result<StoredMessage, BadRow> {
-    let row = FoundRow(row);
+    let row = FoundRow::by_name(row);
     let operation = RecordId {
         scope: Scope::new(row.text("scope")?).map_err(|_| BadRow("scope"))?,
         key: Key::new(row.text("key")?).map_err(|_| BadRow("key"))?,

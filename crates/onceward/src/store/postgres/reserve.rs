@@ -135,7 +135,7 @@ impl Reserve {
         link: &mut Link,
     ) -> Vec<Self> {
         let (taken, found): (Vec<_>, Vec<_>) =
-            rows.iter().map(FoundRow).partition(|row| row.verdict() == "taken");
+            rows.iter().map(FoundRow::new).partition(|row| row.verdict() == "taken");
         let all = taken.iter().find(|row| row.attempt().is_err());
         link.mostly_new = all.is_some() || taken.len() * 2 >= batch.len();
         let mut taken: HashMap<(AttemptId, &str, &str), &FoundRow<'_>> = taken

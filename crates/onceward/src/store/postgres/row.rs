@@ -31,144 +31,239 @@ pub(super) fn damaged(bad: BadRow) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, STORE, "a record is damaged").with_source(bad)
 }
 
-/// A row of the type `found`.
-pub(super) struct FoundRow<'r>(pub(super) &'r PgRow);
+/// A column, by its name and by its place in the type `found`.
+#[derive(Clone, Copy)]
+pub(super) struct Column {
+    name: &'static str,
+    place: Option<usize>,
+}
+
+impl Column {
+    const fn at(place: usize, name: &'static str) -> Self {
+        Column { name, place: Some(place) }
+    }
+}
+
+impl From<&'static str> for Column {
+    fn from(name: &'static str) -> Self {
+        Column { name, place: None }
+    }
+}
+
+/// The columns of the type `found`.
+mod column {
+    use super::Column;
+
+    pub(super) const POSITION: Column = Column::at(0, "position");
+    pub(super) const VERDICT: Column = Column::at(1, "verdict");
+    pub(super) const AT: Column = Column::at(2, "at");
+    pub(super) const RECORD_ID: Column = Column::at(3, "record_id");
+    pub(super) const SCOPE: Column = Column::at(4, "scope");
+    pub(super) const KEY: Column = Column::at(5, "key");
+    pub(super) const RECIPE: Column = Column::at(6, "recipe");
+    pub(super) const FINGERPRINT: Column = Column::at(7, "fingerprint");
+    pub(super) const GENERATION: Column = Column::at(8, "generation");
+    pub(super) const STATE: Column = Column::at(9, "state");
+    pub(super) const ATTEMPT: Column = Column::at(10, "attempt");
+    pub(super) const FENCE: Column = Column::at(11, "fence");
+    pub(super) const ATTEMPTS: Column = Column::at(12, "attempts");
+    pub(super) const EFFECTS: Column = Column::at(13, "effects");
+    pub(super) const ROUTE: Column = Column::at(14, "route");
+    pub(super) const METHOD: Column = Column::at(15, "method");
+    pub(super) const PATH: Column = Column::at(16, "path");
+    pub(super) const CREATED_AT: Column = Column::at(17, "created_at");
+    pub(super) const STARTED_AT: Column = Column::at(18, "started_at");
+    pub(super) const LEASE_UNTIL: Column = Column::at(19, "lease_until");
+    pub(super) const MAX_EXECUTION: Column = Column::at(20, "max_execution");
+    pub(super) const FINISHED_AT: Column = Column::at(21, "finished_at");
+    pub(super) const EXPIRES_AT: Column = Column::at(22, "expires_at");
+    pub(super) const RETENTION: Column = Column::at(23, "retention");
+    pub(super) const TOMBSTONE: Column = Column::at(24, "tombstone");
+    pub(super) const LAST_ERROR: Column = Column::at(25, "last_error");
+    pub(super) const RECONCILE_AFTER: Column = Column::at(26, "reconcile_after");
+    pub(super) const VOID: Column = Column::at(27, "void");
+    pub(super) const RECOVERY_POINT: Column = Column::at(28, "recovery_point");
+    pub(super) const OPEN_EFFECT: Column = Column::at(29, "open_effect");
+    pub(super) const OPEN_EFFECT_IDEMPOTENT: Column = Column::at(30, "open_effect_idempotent");
+    pub(super) const REPLY_STATUS: Column = Column::at(31, "reply_status");
+    pub(super) const REPLY_HEADERS: Column = Column::at(32, "reply_headers");
+    pub(super) const REPLY_SCHEMA: Column = Column::at(33, "reply_schema");
+    pub(super) const REPLY_BODY: Column = Column::at(34, "reply_body");
+    pub(super) const QUEUED_UNTIL: Column = Column::at(35, "queued_until");
+    pub(super) const PROBES: Column = Column::at(36, "probes");
+    pub(super) const ASKED_AT: Column = Column::at(37, "asked_at");
+    pub(super) const ABSENT_AT: Column = Column::at(38, "absent_at");
+}
+
+/// A row with the columns of a record.
+pub(super) struct FoundRow<'r> {
+    row: &'r PgRow,
+    /// Whether it begins with the columns of the type `found`. To look for forty names and to compare
+    /// forty types takes longer than all else that is done with a row.
+    is_found: bool,
+}
 
 impl<'r> FoundRow<'r> {
-    pub(super) fn get<T>(&self, name: &'static str) -> Result<T, BadRow>
+    /// A row of the type `found`, perhaps with more columns behind it.
+    pub(super) fn new(row: &'r PgRow) -> Self {
+        FoundRow { row, is_found: true }
+    }
+
+    /// A row that has such columns in another order, and only some of them.
+    pub(super) fn by_name(row: &'r PgRow) -> Self {
+        FoundRow { row, is_found: false }
+    }
+
+    pub(super) fn get<T>(&self, column: impl Into<Column>) -> Result<T, BadRow>
     where
         T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
     {
-        self.0.try_get(name).map_err(|_| BadRow(name))
+        let Column { name, place } = column.into();
+        let value = match place.filter(|_| self.is_found) {
+            // The types are those of `found`, on which the statements were prepared.
+            Some(place) => self.row.try_get_unchecked(place),
+            None => self.row.try_get(name),
+        };
+        value.map_err(|_| BadRow(name))
     }
 
     /// Which element of the batch it answers.
     pub(super) fn position(&self) -> Option<usize> {
-        let position: Option<i32> = self.0.try_get(0).ok()?;
+        let position: Option<i32> = self.get(column::POSITION).ok()?;
         usize::try_from(position?).ok()?.checked_sub(1)
     }
 
     pub(super) fn verdict(&self) -> &'r str {
-        self.0.try_get(1).unwrap_or_default()
+        self.get(column::VERDICT).unwrap_or_default()
     }
 
     pub(super) fn now(&self) -> Result<Timestamp, BadRow> {
-        self.0.try_get(2).map(Timestamp::from_micros).map_err(|_| BadRow("at"))
+        self.time(column::AT)
     }
 
     pub(super) fn scope(&self) -> Option<&'r str> {
-        self.text("scope").ok()
+        self.text(column::SCOPE).ok()
     }
 
     pub(super) fn key(&self) -> Option<&'r str> {
-        self.text("key").ok()
+        self.text(column::KEY).ok()
     }
 
     pub(super) fn attempt(&self) -> Result<AttemptId, BadRow> {
-        self.get::<Uuid>("attempt").map(|attempt| AttemptId::from_bytes(attempt.into_bytes()))
+        self.get::<Uuid>(column::ATTEMPT).map(|attempt| AttemptId::from_bytes(attempt.into_bytes()))
     }
 
     pub(super) fn fence(&self) -> Result<Fence, BadRow> {
-        self.get("fence").map(Fence::from_stored)
+        self.get(column::FENCE).map(Fence::from_stored)
     }
 
     pub(super) fn lease_until(&self) -> Result<Timestamp, BadRow> {
-        self.time("lease_until")
+        self.time(column::LEASE_UNTIL)
     }
 
     /// Whether there is a record at all: `load` has a row for each name.
     pub(super) fn is_there(&self) -> bool {
-        !matches!(self.0.try_get::<Option<i64>, _>("record_id"), Ok(None))
+        !matches!(self.get::<Option<i64>>(column::RECORD_ID), Ok(None))
     }
 
-    pub(super) fn time(&self, name: &'static str) -> Result<Timestamp, BadRow> {
-        self.get(name).map(Timestamp::from_micros)
+    pub(super) fn time(&self, column: impl Into<Column>) -> Result<Timestamp, BadRow> {
+        self.get(column).map(Timestamp::from_micros)
     }
 
-    pub(super) fn optional_time(&self, name: &'static str) -> Result<Option<Timestamp>, BadRow> {
-        Ok(self.get::<Option<i64>>(name)?.map(Timestamp::from_micros))
+    pub(super) fn optional_time(
+        &self,
+        column: impl Into<Column>,
+    ) -> Result<Option<Timestamp>, BadRow> {
+        Ok(self.get::<Option<i64>>(column)?.map(Timestamp::from_micros))
     }
 
-    pub(super) fn number<N: TryFrom<i32>>(&self, name: &'static str) -> Result<N, BadRow> {
-        self.get::<i32>(name)?.try_into().map_err(|_| BadRow(name))
+    pub(super) fn number<N: TryFrom<i32>>(&self, column: impl Into<Column>) -> Result<N, BadRow> {
+        let column = column.into();
+        self.get::<i32>(column)?.try_into().map_err(|_| BadRow(column.name))
     }
 
-    fn duration(&self, name: &'static str) -> Result<Duration, BadRow> {
-        let micros: i64 = self.get(name)?;
-        micros.try_into().map(Duration::from_micros).map_err(|_| BadRow(name))
+    fn duration(&self, column: impl Into<Column>) -> Result<Duration, BadRow> {
+        let column = column.into();
+        let micros: i64 = self.get(column)?;
+        micros.try_into().map(Duration::from_micros).map_err(|_| BadRow(column.name))
     }
 
-    pub(super) fn text(&self, name: &'static str) -> Result<&'r str, BadRow> {
-        self.get(name)
+    pub(super) fn text(&self, column: impl Into<Column>) -> Result<&'r str, BadRow> {
+        self.get(column)
     }
 
-    pub(super) fn optional_text(&self, name: &'static str) -> Result<Option<Box<str>>, BadRow> {
-        Ok(self.get::<Option<&str>>(name)?.map(Into::into))
+    pub(super) fn optional_text(
+        &self,
+        column: impl Into<Column>,
+    ) -> Result<Option<Box<str>>, BadRow> {
+        Ok(self.get::<Option<&str>>(column)?.map(Into::into))
     }
 
     fn progress(&self) -> Result<Progress, BadRow> {
-        let idempotent: Option<bool> = self.get("open_effect_idempotent")?;
-        let open_effect = match (self.optional_text("open_effect")?, idempotent) {
+        let idempotent: Option<bool> = self.get(column::OPEN_EFFECT_IDEMPOTENT)?;
+        let open_effect = match (self.optional_text(column::OPEN_EFFECT)?, idempotent) {
             (None, None) => None,
             (Some(name), Some(idempotent)) => Some(OpenEffect { name, idempotent }),
             _ => return Err(BadRow("open_effect")),
         };
-        Ok(Progress { recovery_point: self.optional_text("recovery_point")?, open_effect })
+        Ok(Progress { recovery_point: self.optional_text(column::RECOVERY_POINT)?, open_effect })
     }
 
     /// The record, whose address is known: it was asked for.
     pub(super) fn record(&self, id: &RecordId) -> Result<Record, BadRow> {
-        if self.text("scope")? != id.scope.as_str() || self.text("key")? != id.key.as_str() {
+        if self.text(column::SCOPE)? != id.scope.as_str()
+            || self.text(column::KEY)? != id.key.as_str()
+        {
             return Err(BadRow("key"));
         }
-        let digest: &[u8] = self.get("fingerprint")?;
+        let digest: &[u8] = self.get(column::FINGERPRINT)?;
         let digest = digest.try_into().map_err(|_| BadRow("fingerprint"))?;
-        let state = State::from_name(self.text("state")?).ok_or(BadRow("state"))?;
+        let state = State::from_name(self.text(column::STATE)?).ok_or(BadRow("state"))?;
         Ok(Record {
             id: id.clone(),
-            fingerprint: Fingerprint::from_stored(self.number("recipe")?, digest),
-            generation: self.number("generation")?,
+            fingerprint: Fingerprint::from_stored(self.number(column::RECIPE)?, digest),
+            generation: self.number(column::GENERATION)?,
             state,
             attempt: self.attempt()?,
             fence: self.fence()?,
-            attempts: self.number("attempts")?,
-            effects: Effects::from_name(self.text("effects")?).ok_or(BadRow("effects"))?,
-            route: self.text("route")?.into(),
-            method: self.text("method")?.into(),
-            path: self.text("path")?.into(),
-            created_at: self.time("created_at")?,
-            started_at: self.time("started_at")?,
+            attempts: self.number(column::ATTEMPTS)?,
+            effects: Effects::from_name(self.text(column::EFFECTS)?).ok_or(BadRow("effects"))?,
+            route: self.text(column::ROUTE)?.into(),
+            method: self.text(column::METHOD)?.into(),
+            path: self.text(column::PATH)?.into(),
+            created_at: self.time(column::CREATED_AT)?,
+            started_at: self.time(column::STARTED_AT)?,
             lease_until: self.lease_until()?,
-            max_execution: self.duration("max_execution")?,
-            finished_at: self.optional_time("finished_at")?,
-            expires_at: self.time("expires_at")?,
-            retention: self.duration("retention")?,
-            tombstone: self.duration("tombstone")?,
-            last_error: self.optional_text("last_error")?,
-            reconcile_after: self.optional_time("reconcile_after")?,
+            max_execution: self.duration(column::MAX_EXECUTION)?,
+            finished_at: self.optional_time(column::FINISHED_AT)?,
+            expires_at: self.time(column::EXPIRES_AT)?,
+            retention: self.duration(column::RETENTION)?,
+            tombstone: self.duration(column::TOMBSTONE)?,
+            last_error: self.optional_text(column::LAST_ERROR)?,
+            reconcile_after: self.optional_time(column::RECONCILE_AFTER)?,
             inquiry: Inquiry {
-                probes: self.number("probes")?,
-                asked_at: self.optional_time("asked_at")?,
-                absent_at: self.optional_time("absent_at")?,
+                probes: self.number(column::PROBES)?,
+                asked_at: self.optional_time(column::ASKED_AT)?,
+                absent_at: self.optional_time(column::ABSENT_AT)?,
             },
-            void: self.get("void")?,
+            void: self.get(column::VOID)?,
             progress: self.progress()?,
-            queued_until: self.optional_time("queued_until")?,
+            queued_until: self.optional_time(column::QUEUED_UNTIL)?,
             reply: self.reply(state)?,
         })
     }
 
     fn reply(&self, state: State) -> Result<Option<Reply>, BadRow> {
-        let status: Option<i16> = self.get("reply_status")?;
+        let status: Option<i16> = self.get(column::REPLY_STATUS)?;
         let Some(status) = status else {
             return if state == State::Completed { Err(BadRow("reply_status")) } else { Ok(None) };
         };
-        let headers: Option<&[u8]> = self.get("reply_headers")?;
+        let headers: Option<&[u8]> = self.get(column::REPLY_HEADERS)?;
         if state == State::Completed && headers.is_none() {
             return Err(BadRow("reply_headers"));
         }
-        let schema_version = self.optional_text("reply_schema")?;
-        read_reply(status, headers, schema_version, self.get("reply_body")?).map(Some)
+        let schema_version = self.optional_text(column::REPLY_SCHEMA)?;
+        read_reply(status, headers, schema_version, self.get(column::REPLY_BODY)?).map(Some)
     }
 }
 
@@ -192,7 +287,7 @@ fn read_reply(
 }
 
 pub(super) fn read_audit(row: &PgRow, id: &RecordId) -> Result<AuditRecord, BadRow> {
-    let row = FoundRow(row);
+    let row = FoundRow::by_name(row);
     let status: Option<i16> = row.get("reply_status")?;
     let reply = match status {
         None => None,

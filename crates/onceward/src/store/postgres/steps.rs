@@ -121,7 +121,7 @@ pub(super) async fn resumable(
         let request: Option<&[u8]> = row.try_get("request").map_err(|_| unreadable())?;
         // Without it nobody can go on, but what has waited for too long is still given up.
         let request = request.and_then(decode_request);
-        let record = FoundRow(row).record(&id).map_err(damaged)?;
+        let record = FoundRow::by_name(row).record(&id).map_err(damaged)?;
         Ok(Resumable { record: Box::new(record), request })
     };
     let readable = |row: &PgRow| {

@@ -127,7 +127,7 @@ impl Connection for PgConnection {
         {
             return Err(NotWritten::Misuse(Misuse::OtherDatabase));
         }
-        let seen = match rows.first().map(|row| read_answer(&FoundRow(row), ask)) {
+        let seen = match rows.first().map(|row| read_answer(&FoundRow::new(row), ask)) {
             Some(Answer::Now(reservation)) => return Ok(reservation),
             Some(Answer::Bad(bad)) => return Err(NotWritten::Store(damaged(bad))),
             Some(Answer::Look(record, now)) => Some((record, now)),

@@ -173,7 +173,7 @@ fn read_due(row: &PgRow) -> Option<Record> {
     let read = || -> Option<Record> {
         let scope = Scope::new(row.try_get::<&str, _>("scope").ok()?).ok()?;
         let key = Key::new(row.try_get::<&str, _>("key").ok()?).ok()?;
-        FoundRow(row).record(&RecordId { scope, key }).ok()
+        FoundRow::by_name(row).record(&RecordId { scope, key }).ok()
     };
     let read = read();
     if read.is_none() {
