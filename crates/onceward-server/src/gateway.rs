@@ -27,7 +27,7 @@ use tracing::debug;
 
 use crate::{
     config::{Limits, Route, RouteTable, Treatment},
-    listener::{Answer, Peer},
+    listener::{Alarms, Answer, Peer},
     traffic::{Endpoint, Traffic},
 };
 
@@ -60,6 +60,7 @@ pub(crate) use probe::{Probes, Reconciling};
 pub(crate) use shadow::{Observation, Shadow};
 use shadow::{Verdict, Watched};
 pub(crate) use upstream::{Failure, Upstream};
+use upstream::{FromUpstream, Outgoing};
 pub(crate) use webhook::Webhooks;
 
 /// One gateway in front of one upstream.
@@ -85,7 +86,7 @@ pub(crate) struct Setup {
     pub(crate) webhooks: Webhooks,
 }
 
-type GatewayBody = Body<Paced>;
+type GatewayBody = Body<Paced<FromUpstream>>;
 
 impl Gateway {
     pub(crate) fn new(setup: Setup, limits: &Limits) -> Self {
@@ -182,7 +183,8 @@ impl Gateway {
             Some(_) => asked.keeping(&head, &body),
             None => asked,
         };
-        let forward = setup.forward(policy, head, body, Some((room, &self.budget)));
+        let room = Some((room, &self.budget));
+        let forward = setup.forward(policy, head, body, room, peer.alarms.clone());
         let response = run_detached(engine, policy, asked, forward).await;
         self.make_room(response)
     }
@@ -229,15 +231,17 @@ impl Setup {
         parts: Parts,
         body: Bytes,
         room: Option<(Room, &Arc<Budget>)>,
+        alarms: Alarms,
     ) -> Forward {
         Forward {
             setup: Arc::clone(self),
-            parts,
+            parts: Box::new(parts),
             body,
             reply_cap: policy.reply_cap(),
             // Past `max_execution` the outcome is unknown, but an answer that comes late is still
             // the truth and is stored.
             patience: policy.rules().max_execution.saturating_mul(2),
+            alarms,
             budget: room.as_ref().map(|(_, budget)| Arc::clone(budget)),
             room: room.map(|(room, _)| room),
         }
@@ -260,7 +264,7 @@ impl Setup {
         route: &Route,
         peer: &Peer,
         parts: Parts,
-        body: GatewayBody,
+        body: Outgoing,
     ) -> Result<Response<GatewayBody>, Failure> {
         let endpoint = Endpoint::of(&parts.method, parts.uri.path());
         let sent = pass::send(self, peer, parts, body, route.upgrade).await;

@@ -39,7 +39,7 @@ mod head; // heads that mean two things
 mod preface; // first bytes in time
 mod stall; // answers that nobody takes
 
-use alarm::Alarms;
+pub(crate) use alarm::Alarms;
 use preface::PrefaceInTime;
 use stall::NoStall;
 

@@ -4,6 +4,7 @@
 use std::{
     fmt,
     future::poll_fn,
+    num::NonZeroU64,
     pin::pin,
     sync::{
         Arc,
@@ -16,38 +17,55 @@ use std::{
 use tokio::time::{Instant, sleep_until};
 
 /// Microseconds since 1970, UTC. Ours, so that no time library is part of the public interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Timestamp(i64);
+///
+/// Counted from the earliest one, which is never zero: one that may be missing takes no more room, and
+/// a record has many.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(NonZeroU64);
 
 impl Timestamp {
     /// Later than every time: for what is not going to happen.
-    pub const NEVER: Timestamp = Timestamp(i64::MAX);
+    pub const NEVER: Timestamp = Timestamp::from_micros(i64::MAX);
+
+    /// Where 1970 lies.
+    const EPOCH: u64 = 1 << 63;
 
     /// A timestamp from microseconds since 1970.
     pub const fn from_micros(micros: i64) -> Self {
-        Timestamp(micros)
+        match NonZeroU64::new(micros.cast_unsigned() ^ Self::EPOCH) {
+            Some(count) => Timestamp(count),
+            // The earliest there is, but for one microsecond.
+            None => Timestamp(NonZeroU64::MIN),
+        }
     }
 
     /// Microseconds since 1970.
     pub const fn as_micros(self) -> i64 {
-        self.0
+        (self.0.get() ^ Self::EPOCH).cast_signed()
     }
 
     /// This time plus a duration; stays at the far end instead of overflowing.
     #[must_use]
     pub fn plus(self, duration: Duration) -> Self {
         let micros = i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
-        Timestamp(self.0.saturating_add(micros))
+        Timestamp::from_micros(self.as_micros().saturating_add(micros))
     }
 
     /// How long after `earlier` this is; zero if it is not after it.
     pub fn since(self, earlier: Timestamp) -> Duration {
-        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+        let micros = self.as_micros().saturating_sub(earlier.as_micros());
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
     /// As the standard library has it, for HTTP dates. Times before 1970 become 1970.
     pub fn to_system_time(self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_micros(u64::try_from(self.0).unwrap_or(0))
+        UNIX_EPOCH + Duration::from_micros(u64::try_from(self.as_micros()).unwrap_or(0))
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Timestamp").field(&self.as_micros()).finish()
     }
 }
 
@@ -88,7 +106,7 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Timestamp(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
+        Timestamp::from_micros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
     }
 }
 
@@ -116,12 +134,31 @@ impl ManualClock {
 impl Default for ManualClock {
     /// Starts in September 2001, a round number that is easy to read in failures.
     fn default() -> Self {
-        ManualClock::new(Timestamp(1_000_000_000_000_000))
+        ManualClock::new(Timestamp::from_micros(1_000_000_000_000_000))
     }
 }
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        Timestamp(self.0.load(Ordering::SeqCst))
+        Timestamp::from_micros(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_ordered_and_come_back_as_they_were() {
+        let micros = [i64::MIN + 1, -1, 0, 1, 1_000_000_000_000_000, i64::MAX];
+        let times = micros.map(Timestamp::from_micros);
+        assert!(times.is_sorted_by(|earlier, later| earlier < later));
+        assert_eq!(times.map(Timestamp::as_micros), micros);
+        assert_eq!(Timestamp::from_micros(i64::MIN), times[0]);
+    }
+
+    #[test]
+    fn a_time_that_may_be_missing_takes_no_more_room() {
+        assert_eq!(size_of::<Option<Timestamp>>(), size_of::<Timestamp>());
     }
 }

@@ -118,35 +118,35 @@ pub fn reserve(found: Option<&Record>, ask: &Ask, now: Timestamp) -> Step<Reserv
     if record.state == State::Expired && (ask.expired_runs_again || record.void) && !was_ours {
         return begin(Some((record.fence, record.generation)), ask, Found::Expired, now);
     }
+    let occupied =
+        |record| Reservation::Occupied { record: Box::new(record), lease_ran_out: false };
     // From here on only the same request may change anything.
     if record.fingerprint != ask.fingerprint {
-        return Step::keep(Reservation::Occupied {
-            record: Box::new(record),
-            lease_ran_out: false,
-        });
+        return Step::keep(occupied(record));
     }
-    let ran_out = record.state == State::InProgress && !record.lease_is_live(now);
-    let (moved, audit) = if ran_out { after_lease(&record, now) } else { (record.clone(), None) };
+    if record.state != State::InProgress || record.lease_is_live(now) {
+        return match record.state {
+            State::FailedRetryable if !was_ours => {
+                grant_again(record, ask, Found::Retryable, None, now)
+            }
+            _ => Step::keep(occupied(record)),
+        };
+    }
+    let (moved, audit) = after_lease(&record, now);
     match moved.state {
-        State::FailedRetryable if was_ours => {
-            Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false })
-        }
-        State::FailedRetryable => {
-            let found = if ran_out { Found::LeaseOver } else { Found::Retryable };
-            grant_again(moved, ask, found, audit, now)
-        }
+        State::FailedRetryable if was_ours => Step::keep(occupied(record)),
         // It was begun, so that it is nothing to accept: a worker goes on with it.
-        State::InProgress if ran_out && ask.mode == Mode::Accept => {
-            Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false })
+        State::InProgress if ask.mode == Mode::Accept => Step::keep(occupied(record)),
+        State::FailedRetryable | State::InProgress => {
+            grant_again(moved, ask, Found::LeaseOver, audit, now)
         }
-        State::InProgress if ran_out => grant_again(moved, ask, Found::LeaseOver, audit, now),
         // A look leaves the moving to the sweeper, or to whoever comes to execute.
-        _ if ran_out && ask.mode != Mode::LookupOnly => {
+        _ if ask.mode == Mode::LookupOnly => Step::keep(occupied(record)),
+        _ => {
             let seen = Box::new(moved.clone());
             let answer = Reservation::Occupied { record: seen, lease_ran_out: true };
             Step::put(moved, audit, answer)
         }
-        _ => Step::keep(Reservation::Occupied { record: Box::new(record), lease_ran_out: false }),
     }
 }
 
@@ -476,13 +476,17 @@ fn after_lease(record: &Record, now: Timestamp) -> (Record, Option<AuditRecord>)
 
 /// What retention leaves of a record: itself, a tombstone, or nothing.
 fn after_retention(record: &Record, now: Timestamp) -> Option<Record> {
-    if !record.state.is_terminal() || now < record.expires_at {
+    if !is_past_retention(record, now) {
         return Some(record.clone());
     }
     if now >= record.purge_at() {
         return None;
     }
     Some(tombstone(record))
+}
+
+fn is_past_retention(record: &Record, now: Timestamp) -> bool {
+    record.state.is_terminal() && now >= record.expires_at
 }
 
 fn tombstone(record: &Record) -> Record {
@@ -498,6 +502,14 @@ fn tombstone(record: &Record) -> Record {
 /// The record as a reader sees it now.
 pub fn load(found: Option<&Record>, now: Timestamp) -> Option<Record> {
     after_retention(found?, now)
+}
+
+/// The state in which the record is loaded; `None` if it is gone.
+pub fn state_at(record: &Record, now: Timestamp) -> Option<State> {
+    match is_past_retention(record, now) {
+        false => Some(record.state),
+        true => (now < record.purge_at()).then_some(State::Expired),
+    }
 }
 
 /// Moves the record on if its lease ran out.
@@ -517,9 +529,9 @@ pub fn sweep(record: &Record, now: Timestamp) -> Step<Option<Swept>> {
 
 /// Drops the body of a record past retention, and the record once its tombstone's time is over.
 pub fn reap(record: &Record, now: Timestamp) -> Change {
-    match after_retention(record, now) {
+    match state_at(record, now) {
         None => Change::Remove,
-        Some(left) if left.state != record.state => Change::Put(Box::new(left)),
+        Some(state) if state != record.state => Change::Put(Box::new(tombstone(record))),
         Some(_) => Change::Keep,
     }
 }

@@ -188,6 +188,7 @@ where
     };
     let asked = engine.ask(admitted, &parts, &body);
     let reply_cap = policy.reply_cap();
+    let parts = Box::new(parts);
     let handler = Call { service, parts, body, reply_cap, streamed: PhantomData::<fn(B)> };
     run_detached(&engine, &policy, asked, handler).await
 }
@@ -208,7 +209,8 @@ fn declared_length(parts: &response::Parts) -> Option<usize> {
 /// The inner service, as the engine's handler.
 struct Call<S, B> {
     service: S,
-    parts: Parts,
+    /// In a box: all that waits for this holds it.
+    parts: Box<Parts>,
     body: Bytes,
     reply_cap: usize,
     streamed: PhantomData<fn(B)>,
@@ -226,7 +228,7 @@ where
     type Rest = Body<C>;
 
     async fn run(mut self, operation: Operation) -> Execution<Body<C>> {
-        let mut request = Request::from_parts(self.parts, Body::full(self.body));
+        let mut request = Request::from_parts(*self.parts, Body::full(self.body));
         let attempt = operation.attempt_number();
         if attempt > 1 {
             request.headers_mut().insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));

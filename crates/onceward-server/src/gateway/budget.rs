@@ -35,17 +35,19 @@ impl Budget {
 
     /// The same for a body that has to be taken: who waits comes before all that is new. Nobody
     /// waits who has room already, or all would wait for each other.
-    pub(super) async fn wait(
+    pub(super) fn wait<B: http_body::Body>(
         &self,
-        body: &impl http_body::Body,
+        body: &B,
         cap: usize,
         at_most: Duration,
-    ) -> Option<Room> {
-        let bytes = self.bytes(body, cap, 0);
-        if let Ok(room) = Arc::clone(&self.room).try_acquire_many_owned(bytes) {
-            return Some(room);
+    ) -> impl Future<Output = Option<Room>> + use<B> {
+        let (bytes, room) = (self.bytes(body, cap, 0), Arc::clone(&self.room));
+        async move {
+            if let Ok(room) = Arc::clone(&room).try_acquire_many_owned(bytes) {
+                return Some(room);
+            }
+            timeout(at_most, room.acquire_many_owned(bytes)).await.ok()?.ok()
         }
-        timeout(at_most, Arc::clone(&self.room).acquire_many_owned(bytes)).await.ok()?.ok()
     }
 
     fn bytes(&self, body: &impl http_body::Body, cap: usize, besides: u64) -> u32 {

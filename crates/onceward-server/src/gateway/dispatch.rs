@@ -8,6 +8,7 @@ use onceward::{Policy, store::Which, tower::work};
 use tokio::task::JoinHandle;
 
 use super::{Forward, Gateway, Setup};
+use crate::listener::Alarms;
 
 /// How many are sent at once. As many bodies are in memory beside those of live requests.
 const AT_ONCE: u32 = 32;
@@ -37,7 +38,7 @@ impl Dispatcher {
 /// The head was kept as upstream is to see it.
 fn forward(setup: &Arc<Setup>, request: Request<Bytes>, policy: &Policy) -> Forward {
     let (parts, body) = request.into_parts();
-    setup.forward(policy, parts, body, None)
+    setup.forward(policy, parts, body, None, Alarms::default())
 }
 
 impl Drop for Dispatcher {

@@ -10,21 +10,23 @@ use onceward::{
     reply::{ONCEWARD_ATTEMPT, ONCEWARD_ATTEMPT_ID, ONCEWARD_FENCE, ONCEWARD_OPERATION},
     tower::{Body, Collected, collect, holding, note_beside},
 };
-use tokio::time::timeout;
+use tokio::time::Instant;
 
 use super::{
-    Failure, Setup, Trailers,
+    Failure, GatewayBody, Setup, Trailers,
     budget::{Budget, Room, shrink},
     paced::Paced,
 };
+use crate::listener::Alarms;
 
 pub(super) struct Forward {
     pub(super) setup: Arc<Setup>,
-    /// The head of the request as upstream is to see it.
-    pub(super) parts: Parts,
+    /// The head of the request as upstream is to see it. In a box: all that waits for this holds it.
+    pub(super) parts: Box<Parts>,
     pub(super) body: Bytes,
     pub(super) reply_cap: usize,
     pub(super) patience: Duration,
+    pub(super) alarms: Alarms,
     /// For the body, as long as it is needed; none for one that was stored.
     pub(super) room: Option<Room>,
     /// Where room for the reply comes from. None where no client waits, who would get a reply that
@@ -36,22 +38,22 @@ pub(super) struct Forward {
 const ROOM_TIME_MAX: Duration = Duration::from_secs(5);
 
 impl Handler for Forward {
-    type Rest = Body<Paced>;
+    type Rest = GatewayBody;
 
-    async fn run(self, operation: Operation) -> Execution<Body<Paced>> {
-        let patience = self.patience;
+    async fn run(self, operation: Operation) -> Execution<GatewayBody> {
+        let (deadline, alarms) = (Instant::now() + self.patience, self.alarms.clone());
         let too_slow = Execution::NoFullAnswer {
             status: StatusCode::GATEWAY_TIMEOUT,
             why: "upstream_too_slow",
         };
         // In a box, so that what it takes is not moved around with all that waits for it.
         let forwarded = Box::pin(self.forward(operation));
-        timeout(patience, forwarded).await.unwrap_or(too_slow)
+        alarms.until(deadline, forwarded).await.unwrap_or(too_slow)
     }
 }
 
 impl Forward {
-    async fn forward(mut self, operation: Operation) -> Execution<Body<Paced>> {
+    async fn forward(mut self, operation: Operation) -> Execution<GatewayBody> {
         let attempt = operation.attempt_number();
         if attempt > 1 {
             self.parts.headers.insert(&ONCEWARD_ATTEMPT, HeaderValue::from(attempt));
@@ -68,7 +70,7 @@ impl Forward {
             }
         }
         operation.not_yet_sent();
-        let sent = self.setup.upstream.send(self.parts, Body::full(self.body), &operation).await;
+        let sent = self.setup.upstream.send(*self.parts, Body::full(self.body), &operation).await;
         drop(self.room);
         let response = match sent {
             Ok(response) => response,
@@ -112,6 +114,6 @@ impl Forward {
     }
 }
 
-fn no_full_answer(why: &'static str) -> Execution<Body<Paced>> {
+fn no_full_answer(why: &'static str) -> Execution<GatewayBody> {
     Execution::NoFullAnswer { status: StatusCode::BAD_GATEWAY, why }
 }

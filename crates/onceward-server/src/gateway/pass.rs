@@ -16,7 +16,8 @@ use tokio::{io::copy_bidirectional, time::Instant};
 use tracing::{debug, warn};
 
 use super::{
-    Failure, GatewayBody, Peer, Rewrite, Setup, Trailers, bare, headers::names, paced::Paced,
+    Failure, FromUpstream, GatewayBody, Outgoing, Peer, Rewrite, Setup, Trailers, bare,
+    headers::names, paced::Paced,
 };
 
 /// How long things may take that nobody else limits.
@@ -42,7 +43,7 @@ pub(super) async fn send(
     setup: &Setup,
     peer: &Peer,
     mut parts: Parts,
-    body: GatewayBody,
+    body: Outgoing,
     upgrades: bool,
 ) -> Result<Response<GatewayBody>, Failure> {
     let Setup { upstream, rewrite, pace, .. } = setup;
@@ -117,7 +118,7 @@ fn asks_for_upgrade(parts: &Parts) -> Option<HeaderValue> {
 fn tunnel(
     rewrite: &Rewrite,
     client: OnUpgrade,
-    mut response: Response<Incoming>,
+    mut response: Response<FromUpstream>,
 ) -> Response<GatewayBody> {
     let upstream = hyper::upgrade::on(&mut response);
     tokio::spawn(async move {

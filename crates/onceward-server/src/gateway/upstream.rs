@@ -20,10 +20,7 @@ use http::{
     request::Parts,
     uri::{self, Authority},
 };
-use hyper::{
-    body::Incoming,
-    client::conn::{TrySendError, http1, http2},
-};
+use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use onceward::{Operation, tower::Body};
 use tokio::{
@@ -36,9 +33,12 @@ use super::paced::{Paced, is_too_slow};
 use crate::config::UpstreamSettings;
 
 mod dial; // new connections
+mod link; // a connection, polled by whoever waits for it
 mod pool; // connections that are used again
 
 use dial::{Dial, Network, Protocol};
+pub(crate) use link::FromUpstream;
+use link::Link;
 use pool::{Pool, Sender};
 
 /// A kept-alive connection is used again within this: upstreams close idle ones after 5 s and more,
@@ -147,7 +147,7 @@ impl<D: Dial> Upstream<D> {
         parts: Parts,
         body: Outgoing,
         leave: &impl Leave,
-    ) -> Result<Response<Incoming>, Failure> {
+    ) -> Result<Response<FromUpstream>, Failure> {
         let in_time = || match leave.begin() {
             true => Ok(()),
             // The wait may have outlasted the lease; a right that may be lost is not used.
@@ -178,7 +178,7 @@ impl<D: Dial> Upstream<D> {
         &self,
         parts: Parts,
         body: Outgoing,
-    ) -> Result<Response<Incoming>, Failure> {
+    ) -> Result<Response<FromUpstream>, Failure> {
         let fresh = self.in_time(self.open(true)).await?;
         let sent = self.send_on(fresh, Request::from_parts(parts, body)).await;
         sent.map_err(Into::into)
@@ -188,21 +188,24 @@ impl<D: Dial> Upstream<D> {
         &self,
         sender: Sender,
         request: Request<Outgoing>,
-    ) -> Result<Response<Incoming>, Unanswered> {
+    ) -> Result<Response<FromUpstream>, Unanswered> {
         let (mut parts, body) = request.into_parts();
         let asked = parts.uri.clone();
         let sent = match sender {
-            Sender::Http1(mut sender) => {
+            Sender::Http1(mut link) => {
+                self.address_http1(&mut parts)?;
+                let sent = link.send(Request::from_parts(parts, body)).await;
+                sent.map(|response| response.map(|body| FromUpstream::over(body, link, &self.pool)))
+            }
+            Sender::Http1Alone(mut sender) => {
                 self.address_http1(&mut parts)?;
                 let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
-                if sent.is_ok() {
-                    self.pool.keep(sender);
-                }
-                sent
+                sent.map(|response| response.map(FromUpstream::from))
             }
             Sender::Http2(mut sender, _under_way) => {
                 self.address_http2(&mut parts)?;
-                sender.try_send_request(Request::from_parts(parts, body)).await
+                let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
+                sent.map(|response| response.map(FromUpstream::from))
             }
         };
         sent.map_err(|error| Unanswered::of(error, asked))
@@ -241,15 +244,16 @@ impl<D: Dial> Upstream<D> {
         let stream = TokioIo::new(stream);
         if protocol == Protocol::Http1 {
             let (sender, connection) = http1::Builder::new().handshake(stream).await?;
+            if !only_http1 {
+                self.may_share.store(false, Ordering::Relaxed);
+                return Ok(Sender::Http1(Link::new(sender, connection)));
+            }
             tokio::spawn(async move {
                 if let Err(error) = connection.with_upgrades().await {
                     debug!(%error, "a connection to upstream ended with an error");
                 }
             });
-            if !only_http1 {
-                self.may_share.store(false, Ordering::Relaxed);
-            }
-            return Ok(Sender::Http1(sender));
+            return Ok(Sender::Http1Alone(sender));
         }
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
@@ -355,7 +359,7 @@ impl From<Unanswered> for Failure {
 }
 
 /// Nobody asked for another protocol.
-fn expected(response: Response<Incoming>) -> Result<Response<Incoming>, Failure> {
+fn expected(response: Response<FromUpstream>) -> Result<Response<FromUpstream>, Failure> {
     match response.status() {
         StatusCode::SWITCHING_PROTOCOLS => Err(Failure::no_answer("upstream_switched_protocols")),
         _ => Ok(response),

@@ -1,7 +1,9 @@
 //! Reserve and decide, with patience: for a store that does not answer, and for an attempt at work.
 
 use std::{
+    cell::RefCell,
     sync::{Arc, atomic::Ordering},
+    thread::LocalKey,
     time::Duration,
 };
 
@@ -98,8 +100,8 @@ impl Engine {
         let policy = &admitted.policy;
         let keeps_request = policy.effects == Effects::Phased || policy.queued.is_some();
         let ask = Ask {
-            method: parts.method.as_str().into(),
-            path: shortened(parts.uri.path()),
+            method: shared(parts.method.as_str(), &METHOD),
+            path: shared(shortened(parts.uri.path()), &PATH),
             request: keeps_request.then(|| Arc::new(resume::stored(parts, body, policy))),
             ..self.ask_again(&admitted, policy.recipe.fingerprint(parts, body))
         };
@@ -521,11 +523,40 @@ pub(super) fn timed_out() -> StoreError {
 const PATH_MAX: usize = 255;
 
 /// Paths are kept for operators to read, not to be parsed.
-fn shortened(path: &str) -> Arc<str> {
+fn shortened(path: &str) -> &str {
     // As many bytes are no more characters.
     if path.len() <= PATH_MAX {
-        return path.into();
+        return path;
     }
-    let end = path.char_indices().nth(PATH_MAX).map_or(path.len(), |(end, _)| end);
-    Arc::from(&path[..end])
+    path.char_indices().nth(PATH_MAX).map_or(path, |(end, _)| &path[..end])
+}
+
+thread_local! {
+    static METHOD: RefCell<Arc<str>> = RefCell::default();
+    static PATH: RefCell<Arc<str>> = RefCell::default();
+}
+
+/// Requests that come one after the other often say the same: it is then in memory once, for all of
+/// their records.
+fn shared(text: &str, last: &'static LocalKey<RefCell<Arc<str>>>) -> Arc<str> {
+    last.with_borrow_mut(|last| {
+        if **last != *text {
+            *last = text.into();
+        }
+        Arc::clone(last)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_again_is_in_memory_once_and_what_is_not_is_told_apart() {
+        let [first, again] = [(); 2].map(|()| shared("/charges", &PATH));
+        assert!(Arc::ptr_eq(&first, &again));
+        for other in ["/refunds", "", "/charges"] {
+            assert_eq!(&*shared(other, &PATH), other);
+        }
+    }
 }

@@ -306,15 +306,16 @@ impl Stats {
     }
 
     pub(crate) fn add<'r>(&mut self, some: impl Iterator<Item = &'r Record>, now: Timestamp) {
-        for record in some.filter_map(|record| machine::load(Some(record), now)) {
-            let records = self.of(record.state).records + 1;
-            self.set(record.state, Count { records, estimated: false });
+        for record in some {
+            let Some(state) = machine::state_at(record, now) else { continue };
+            let records = self.of(state).records + 1;
+            self.set(state, Count { records, estimated: false });
             // Not the time that it has waited before.
-            let since = match record.state {
+            let since = match state {
                 State::InProgress | State::Unknown => record.started_at,
                 _ => record.created_at,
             };
-            self.note_oldest(record.state, Some(since));
+            self.note_oldest(state, Some(since));
         }
     }
 

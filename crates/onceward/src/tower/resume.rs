@@ -87,7 +87,7 @@ fn handler_of<S: Clone>(service: S) -> impl Fn(Request<Bytes>, &Policy) -> Call<
         let (parts, body) = request.into_parts();
         Call {
             service: service.clone(),
-            parts,
+            parts: Box::new(parts),
             body,
             reply_cap: policy.reply_cap(),
             streamed: PhantomData::<fn(Empty<Bytes>)>,

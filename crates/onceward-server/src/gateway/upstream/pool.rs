@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hyper::client::conn::{http1, http2};
 use tokio::time::Instant;
 
-use super::{IDLE_MAX, Outgoing};
+use super::{IDLE_MAX, Outgoing, link::Link};
 
 /// More idle connections than this are not kept.
 const IDLE_CONNECTIONS_MAX: usize = 256;
@@ -16,19 +16,21 @@ const STREAMS_MAX: usize = 100;
 
 /// A way to send one request.
 pub(super) enum Sender {
-    Http1(http1::SendRequest<Outgoing>),
+    Http1(Link),
+    /// On a connection that has a task of its own, and is not used again.
+    Http1Alone(http1::SendRequest<Outgoing>),
     /// With a token for each request that is under way.
     Http2(http2::SendRequest<Outgoing>, Arc<()>),
 }
 
 struct Idle {
-    sender: http1::SendRequest<Outgoing>,
+    link: Link,
     since: Instant,
 }
 
 impl Idle {
     fn is_usable(&self) -> bool {
-        !self.sender.is_closed() && self.since.elapsed() < IDLE_MAX
+        self.since.elapsed() < IDLE_MAX && self.link.is_ready()
     }
 }
 
@@ -55,7 +57,8 @@ struct Kept {
 pub(super) struct Pool(Mutex<Kept>);
 
 impl Pool {
-    /// A connection that was open when it was last looked at.
+    /// A connection that was open when it was last used. Whether it still is, is found before anything is
+    /// written.
     pub(super) fn take(&self) -> Option<Sender> {
         let mut kept = self.kept();
         // One token is ours.
@@ -66,18 +69,23 @@ impl Pool {
             shared.used = Instant::now();
             return Some(Sender::Http2(shared.sender.clone(), Arc::clone(&shared.under_way)));
         }
-        // The last one that was used is the least likely to be closed. Where the answer to its last
-        // request is still being read, it is busy.
-        let ready =
-            kept.idle.iter().rposition(|idle| idle.sender.is_ready() && idle.is_usable())?;
-        Some(Sender::Http1(kept.idle.remove(ready).sender))
+        // The last one that was used is the least likely to be closed.
+        while let Some(idle) = kept.idle.pop() {
+            if idle.is_usable() {
+                return Some(Sender::Http1(idle.link));
+            }
+        }
+        None
     }
 
-    /// Keeps a connection whose answer has begun. It can be used again once that has been read.
-    pub(super) fn keep(&self, sender: http1::SendRequest<Outgoing>) {
+    /// Keeps a connection whose answer has been read, unless it has something left to do.
+    pub(super) fn keep(&self, link: Link) {
+        if !link.is_ready() {
+            return;
+        }
         let mut kept = self.kept();
         if kept.idle.len() < IDLE_CONNECTIONS_MAX {
-            kept.idle.push(Idle { sender, since: Instant::now() });
+            kept.idle.push(Idle { link, since: Instant::now() });
         }
     }
 
@@ -100,7 +108,7 @@ impl Pool {
 
 impl Kept {
     fn prune(&mut self) {
-        self.idle.retain(Idle::is_usable);
+        self.idle.retain_mut(|idle| idle.link.is_still_ready() && idle.is_usable());
         self.shared.retain(Shared::is_usable);
     }
 }

@@ -132,12 +132,68 @@ async fn a_connection_is_used_again_only_when_its_answer_has_been_read() {
     assert!(upstream.pool.take().is_none(), "and there was one");
 }
 
-async fn send(upstream: &Upstream<Pipes>, may_act: bool) -> Result<Response<Incoming>, Failure> {
+#[tokio::test]
+async fn the_rest_of_a_request_is_sent_though_its_answer_came_early() {
+    let (ends, mut servers) = mpsc::unbounded_channel();
+    let upstream =
+        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let body = Bytes::from(vec![b'x'; 200_000]);
+    let (parts, ()) = Request::post("/files").body(()).expect("valid").into_parts();
+    let answered =
+        async { answered(upstream.send(parts, Body::full(body.clone()), &true).await).await };
+    let server = async {
+        let mut server = servers.recv().await.expect("a connection");
+        server.read_u8().await.expect("the first byte");
+        let answer = b"HTTP/1.1 202 Accepted\r\nContent-Length: 5\r\n\r\nearly";
+        server.write_all(answer).await.expect("written");
+        server
+    };
+    let (answer, mut server) = tokio::join!(answered, server);
+    assert_eq!(answer, "early");
+    assert!(upstream.pool.take().is_none(), "its connection is busy");
+    let mut seen = Vec::new();
+    while !seen.ends_with(&body) {
+        assert_ne!(server.read_buf(&mut seen).await.expect("no error"), 0, "cut off");
+    }
+}
+
+#[tokio::test]
+async fn who_gives_up_on_an_answer_closes_its_connection() {
+    let (ends, mut servers) = mpsc::unbounded_channel();
+    let upstream =
+        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let mut sending = Box::pin(send(&upstream, true));
+    let mut server = tokio::select! {
+        _ = &mut sending => unreachable!("nobody answers"),
+        server = servers.recv() => server.expect("a connection"),
+    };
+    let mut seen = vec![0; 4];
+    tokio::select! {
+        _ = &mut sending => unreachable!("nobody answers"),
+        read = server.read_exact(&mut seen) => assert_eq!(read.ok(), Some(4)),
+    }
+    drop(sending);
+    server.read_to_end(&mut seen).await.expect("closed");
+    assert!(upstream.pool.take().is_none());
+}
+
+#[tokio::test]
+async fn a_kept_connection_that_was_closed_is_found_by_a_look() {
+    let (upstream, _servers) = with_a_stale_connection().await;
+    let Some(Sender::Http1(mut link)) = upstream.pool.take() else { panic!("a kept one") };
+    assert!(link.is_ready(), "nobody has looked");
+    assert!(!link.is_still_ready(), "its other end has gone");
+}
+
+async fn send(
+    upstream: &Upstream<Pipes>,
+    may_act: bool,
+) -> Result<Response<FromUpstream>, Failure> {
     let (parts, ()) = Request::post("/charges").body(()).expect("valid").into_parts();
     upstream.send(parts, Body::full(Bytes::from_static(b"{}")), &may_act).await
 }
 
-async fn answered(response: Result<Response<Incoming>, Failure>) -> String {
+async fn answered(response: Result<Response<FromUpstream>, Failure>) -> String {
     let body = response.expect("an answer").into_body().collect().await.expect("whole");
     String::from_utf8(body.to_bytes().to_vec()).expect("text")
 }
