@@ -1,10 +1,11 @@
 //! The only task that touches the file: gathers what stands in line into one transaction.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     sync::{Arc, atomic::Ordering},
 };
 
+use futures_util::FutureExt as _;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteRow};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -12,6 +13,7 @@ use super::{
     SqliteOptions, Stats,
     alone::Recent,
     changes::{Changes, Select, damaged_record, ids_of, load, loaded},
+    due::Reaping,
     error::{self, Moment, STORE, store_error},
     open,
     row::read_audit,
@@ -28,7 +30,7 @@ use crate::{
     },
 };
 
-type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
+pub(super) type Sender<A> = oneshot::Sender<Result<A, StoreError>>;
 
 /// What can stand in line.
 pub(super) enum Work {
@@ -59,6 +61,8 @@ pub(super) struct Writer {
     pub(super) options: SqliteOptions,
     pub(super) stats: Arc<Stats>,
     pub(super) recent: Recent,
+    /// What waits for requests, and not they for it.
+    pub(super) reaping: VecDeque<Reaping>,
     /// The file that was opened. Another one may come to have its name.
     file: Option<(u64, u64)>,
     /// An fsync failed: what is on the disk is not known until the file is opened anew.
@@ -97,6 +101,7 @@ impl Writer {
             options,
             stats,
             recent: Recent::default(),
+            reaping: VecDeque::new(),
             poisoned: false,
         }
     }
@@ -107,7 +112,7 @@ impl Writer {
     pub(super) async fn run(mut self, mut line: mpsc::Receiver<Work>, alive: watch::Sender<()>) {
         let mut gathered = Vec::with_capacity(BATCH_MAX);
         // No timer: whatever stands in line when we come back goes together.
-        while line.recv_many(&mut gathered, BATCH_MAX).await > 0 {
+        while self.gather(&mut line, &mut gathered).await {
             let mut steps = Vec::with_capacity(gathered.len());
             let mut statements = Vec::new();
             let mut others = Vec::new();
@@ -124,6 +129,7 @@ impl Writer {
             for other in others {
                 self.other(other).await;
             }
+            self.reap_a_piece().await;
         }
         if let Some(connection) = self.connection.take() {
             // Closing writes the log back into the file. If that fails the log stays, and is read
@@ -131,6 +137,17 @@ impl Writer {
             let _ = connection.close().await;
         }
         drop(alive);
+    }
+
+    /// Waits for work, unless there is something to reap. `false` when there will be no more of either.
+    async fn gather(&self, line: &mut mpsc::Receiver<Work>, gathered: &mut Vec<Work>) -> bool {
+        let work = line.recv_many(gathered, BATCH_MAX);
+        if self.reaping.is_empty() {
+            return work.await > 0;
+        }
+        // What came meanwhile goes first; if nothing has, we go on.
+        let _ = work.now_or_never();
+        true
     }
 
     /// Reads what was committed, outside any transaction: so they wait for nobody who writes.
@@ -356,9 +373,7 @@ impl Writer {
             Work::Sweep(limit, sender) => {
                 let _ = sender.send(self.sweep(limit).await.map_err(single));
             }
-            Work::Reap(limit, sender) => {
-                let _ = sender.send(self.reap(limit).await.map_err(single));
-            }
+            Work::Reap(limit, sender) => self.reaping.push_back(Reaping::new(limit, sender)),
             Work::Ping(sender) => {
                 let _ = sender.send(self.ping().await.map_err(single));
             }
