@@ -8,20 +8,50 @@ use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
     changes::Changes,
+    error::store_error,
     row::{BadRow, read_listed, read_record},
     sql::{DUE_LEASES, DUE_RETENTION, DUE_UNKNOWN, PURGE_AUDIT},
     statement::Statement,
-    writer::{Outcome, Writer, before},
+    writer::{Outcome, Sender, Writer, before},
 };
 use crate::{
     clock::Timestamp,
     machine::{self, Change},
     record::Record,
-    store::{Reaped, Swept},
+    store::{Reaped, StoreError, Swept},
 };
 
 /// How many records are moved on in one call.
 const PAGE_MAX: u32 = 256;
+
+/// How many records are reaped while requests wait.
+const PIECE: u32 = 10;
+
+/// A reap that is being done, a piece at a time: requests go between.
+pub(super) struct Reaping {
+    left: u32,
+    /// Records that were looked at and left alone: they are still due, and still the first.
+    left_alone: u32,
+    reaped: Reaped,
+    sender: Sender<Reaped>,
+}
+
+impl Reaping {
+    pub(super) fn new(limit: u32, sender: Sender<Reaped>) -> Self {
+        let left = limit.min(PAGE_MAX);
+        Reaping { left, left_alone: 0, reaped: Reaped::default(), sender }
+    }
+
+    fn answer(self, done: Result<(), StoreError>) {
+        // The caller may be gone. What was reaped is reaped.
+        let _ = self.sender.send(done.map(|()| self.reaped));
+    }
+}
+
+enum Progress {
+    Done,
+    More,
+}
 
 /// When a commit is on the disk, as SQLite numbers it.
 #[derive(Clone, Copy)]
@@ -31,10 +61,11 @@ enum Synced {
 }
 
 impl Synced {
+    /// Sets it, and asks for it.
     fn pragma(self) -> &'static str {
         match self {
-            Synced::WithTheNext => "PRAGMA synchronous = NORMAL",
-            Synced::Each => "PRAGMA synchronous = FULL",
+            Synced::WithTheNext => "PRAGMA synchronous = NORMAL; PRAGMA synchronous",
+            Synced::Each => "PRAGMA synchronous = FULL; PRAGMA synchronous",
         }
     }
 }
@@ -77,13 +108,22 @@ impl Writer {
         }
     }
 
-    /// What is reaped may come back after a crash, and is reaped again: its commit does not wait for
-    /// the disk, and neither does who stands behind it. The next commit of a request syncs it too.
-    pub(super) async fn reap(&mut self, limit: u32) -> Outcome<Reaped> {
-        self.sync_commits(Synced::WithTheNext).await?;
-        let reaped = self.reap_pages(limit).await;
-        self.sync_commits(Synced::Each).await?;
-        reaped
+    /// Removes a few of what the reap that came first is about. What is reaped may come back after a
+    /// crash, and is reaped again: its commit does not wait for the disk, and neither does who stands
+    /// behind it. The next commit of a request syncs it too.
+    pub(super) async fn reap_a_piece(&mut self) {
+        let Some(mut reaping) = self.reaping.pop_front() else { return };
+        let piece = async {
+            self.sync_commits(Synced::WithTheNext).await?;
+            let reaped = self.piece_of(&mut reaping).await;
+            self.sync_commits(Synced::Each).await?;
+            reaped
+        };
+        match piece.await {
+            Ok(Progress::More) => self.reaping.push_front(reaping),
+            Ok(Progress::Done) => reaping.answer(Ok(())),
+            Err(failure) => reaping.answer(Err(store_error(failure.error, failure.moment))),
+        }
     }
 
     /// A connection that does not do so is given up.
@@ -91,8 +131,7 @@ impl Writer {
         let connection = self.connection().await?;
         // Not prepared once for all: the pragma works while it is prepared.
         let set = async {
-            sqlx::raw_sql(synced.pragma()).execute(&mut *connection).await?;
-            let level = sqlx::raw_sql("PRAGMA synchronous").fetch_one(connection).await?;
+            let level = sqlx::raw_sql(synced.pragma()).fetch_one(connection).await?;
             level.try_get::<i64, _>(0)
         };
         let error = match set.await {
@@ -104,34 +143,29 @@ impl Writer {
         Err(before(error))
     }
 
-    async fn reap_pages(&mut self, limit: u32) -> Outcome<Reaped> {
-        let limit = limit.min(PAGE_MAX);
-        let mut reaped = Reaped::default();
-        let mut left_alone = 0;
-        loop {
-            let page = limit.saturating_sub(reaped.expired + reaped.purged);
-            let now = self.options.clock.now();
-            let due = Page { sql: DUE_RETENTION, times: &[now; 2], size: page, skip: left_alone };
-            let (rows, due) = self.begin_and_list(due, read_listed).await?;
-            let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
-            let mut buried = Vec::new();
-            let mut removed = Vec::new();
-            for (id, change) in &changes {
-                match change {
-                    Change::Keep => {}
-                    Change::Put(record) => buried.push(&**record),
-                    Change::Remove => removed.push(*id),
-                }
-            }
-            let (buried, removed) = (&*buried, &*removed);
-            self.write_and_commit(Changes { buried, removed, ..Changes::default() }).await?;
-            left_alone += rows - (buried.len() + removed.len()) as u32;
-            reaped.expired += buried.len() as u32;
-            reaped.purged += removed.len() as u32;
-            if rows < page || reaped.expired + reaped.purged >= limit {
-                return Ok(reaped);
+    async fn piece_of(&mut self, reaping: &mut Reaping) -> Outcome<Progress> {
+        let size = reaping.left.min(PIECE);
+        let now = self.options.clock.now();
+        let due = Page { sql: DUE_RETENTION, times: &[now; 2], size, skip: reaping.left_alone };
+        let (rows, due) = self.begin_and_list(due, read_listed).await?;
+        let changes: Vec<_> = due.iter().map(|r| (&r.id, machine::reap(r, now))).collect();
+        let mut buried = Vec::new();
+        let mut removed = Vec::new();
+        for (id, change) in &changes {
+            match change {
+                Change::Keep => {}
+                Change::Put(record) => buried.push(&**record),
+                Change::Remove => removed.push(*id),
             }
         }
+        let (buried, removed) = (&*buried, &*removed);
+        self.write_and_commit(Changes { buried, removed, ..Changes::default() }).await?;
+        let done = (buried.len() + removed.len()) as u32;
+        reaping.left_alone += rows - done;
+        reaping.left -= done;
+        reaping.reaped.expired += buried.len() as u32;
+        reaping.reaped.purged += removed.len() as u32;
+        Ok(if rows < size || reaping.left == 0 { Progress::Done } else { Progress::More })
     }
 
     /// At most a page, and without what cannot be read: it must not stand in the way of the others.
