@@ -38,10 +38,11 @@ struct Came {
 }
 
 impl Log {
-    pub(super) fn new(options: &SqliteOptions) -> Self {
+    /// Of this file: another one may come to have its name.
+    pub(super) fn new(options: &SqliteOptions, file: Option<(u64, u64)>) -> Self {
         let (due, line) = mpsc::channel(1);
         let came = Arc::new(Came::default());
-        let task = tokio::spawn(write_back(options.clone(), line, Arc::clone(&came)));
+        let task = tokio::spawn(write_back(options.clone(), file, line, Arc::clone(&came)));
         Log { pages: 0, due, came, task }
     }
 
@@ -58,10 +59,15 @@ impl Log {
     }
 }
 
-async fn write_back(options: SqliteOptions, mut line: mpsc::Receiver<()>, came: Arc<Came>) {
+async fn write_back(
+    options: SqliteOptions,
+    file: Option<(u64, u64)>,
+    mut line: mpsc::Receiver<()>,
+    came: Arc<Came>,
+) {
     let mut connection: Option<SqliteConnection> = None;
     while line.recv().await.is_some() {
-        if connection.is_none() {
+        if connection.is_none() && open::file_at(&options.path) == file {
             // If it cannot be opened, SQLite writes the log back in some commit, when it is large.
             connection = open::connect(&options, &options.path, false).await.ok();
         }

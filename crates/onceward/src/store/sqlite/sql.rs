@@ -111,17 +111,19 @@ pub(super) static PUTS: Sized = LazyLock::new(|| {
     )
 });
 
-/// Completes records that are in progress. Their key is looked up for each, by its index.
+/// Completes records that are in progress. Each is looked up by its key, and by nothing else: the
+/// planner must not come to read the table for it.
 pub(super) static COMPLETES: Sized = LazyLock::new(|| {
     sized(
-        "UPDATE records INDEXED BY sqlite_autoindex_records_1 SET state = 'completed', \
+        "UPDATE records SET state = 'completed', \
          finished_at = column5, expires_at = column6, purge_at = column7, \
          reply_status = column8, reply_headers = column9, reply_schema = column10, \
          reply_encoding = column11, reply_length = column12, reply_body = column13, \
          reply_digest = column14 FROM (VALUES ",
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        ") WHERE scope = column1 AND key = column2 AND fence = column3 AND attempt = column4 \
-         AND state = 'in_progress'",
+        ") WHERE record_id = (SELECT it.record_id FROM records AS it \
+         WHERE it.scope = column1 AND it.key = column2) \
+         AND fence = column3 AND attempt = column4 AND +state = 'in_progress'",
     )
 });
 
@@ -191,3 +193,24 @@ pub(super) const FORGET: [&str; 2] = [
 /// The first request of a generation is kept.
 pub(super) const KEEP_REQUEST: &str = "INSERT INTO requests (scope, key, method, uri, headers, \
     body) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING";
+
+#[cfg(test)]
+mod tests {
+    use sqlx::{AssertSqlSafe, Row as _};
+
+    use super::*;
+    use crate::{SqliteOptions, store::sqlite::open};
+
+    #[tokio::test]
+    async fn each_record_of_a_batch_is_found_by_its_key_and_not_by_reading_the_table() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut options = SqliteOptions::new(directory.path().join("store.db"));
+        let mut connection = open::open(&mut options).await.expect("a file");
+        for sql in PUTS.iter().chain(COMPLETES.iter()) {
+            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+            let plan = sqlx::raw_sql(explain).fetch_all(&mut connection).await.expect("a plan");
+            let plan: Vec<String> = plan.iter().map(|step| step.get(3)).collect();
+            assert!(!plan.iter().any(|step| step.starts_with("SCAN records")), "{plan:?}");
+        }
+    }
+}

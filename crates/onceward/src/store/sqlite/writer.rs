@@ -97,10 +97,11 @@ impl Writer {
         options: SqliteOptions,
         stats: Arc<Stats>,
     ) -> Self {
+        let file = open::file_at(&options.path);
         Writer {
             connection: Some(connection),
-            file: open::file_at(&options.path),
-            log: Log::new(&options),
+            log: Log::new(&options, file),
+            file,
             options,
             stats,
             recent: Recent::default(),
