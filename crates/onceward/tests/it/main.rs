@@ -23,6 +23,7 @@ mod file_store_batches;
 mod file_store_lifetimes;
 mod file_store_processes;
 mod file_store_reaping;
+mod file_store_recent;
 mod file_store_steps;
 mod file_store_trouble;
 mod fuzzing;

@@ -5,39 +5,20 @@
 //! of the user's; if not, the step goes the long way. So does a step with more to write than its
 //! record. What goes with a record that comes to rest goes by triggers.
 
-use std::{collections::HashMap, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use super::{
     error::Moment,
+    recent::bytes_of,
     row::{bind_id, bind_progress, bind_record, bind_rest},
     sql::{INSERT_IF_ABSENT, UPDATE_IF_UNCHANGED},
     writer::{Failure, Outcome, Writer},
 };
 use crate::{
     machine::Change,
-    record::{Record, RecordId, State},
+    record::State,
     store::step::{PendingStep, Ran},
 };
-
-/// Records in progress, as this process wrote them last. Nothing depends on it being complete.
-#[derive(Default)]
-pub(super) struct Recent(HashMap<RecordId, Record>);
-
-/// More than this many attempts at a time are not worth remembering.
-const RECENT_MAX: usize = 10_000;
-
-impl Recent {
-    pub(super) fn note(&mut self, record: &Record) {
-        if record.state != State::InProgress {
-            self.0.remove(&record.id);
-        } else if self.0.len() < RECENT_MAX || self.0.contains_key(&record.id) {
-            self.0.insert(record.id.clone(), record.clone());
-        } else {
-            // Attempts that were begun here and ended elsewhere would stay for ever.
-            self.0.clear();
-        }
-    }
-}
 
 impl Writer {
     /// Tries the short way. `false` means that nothing was done.
@@ -45,7 +26,10 @@ impl Writer {
         if step.step_name().is_some() {
             return Ok(false);
         }
-        let believed = self.recent.0.get(step.id()).cloned();
+        let believed = self.recent.get(step.id()).cloned();
+        if believed.as_ref().is_some_and(|record| record.state != State::InProgress) {
+            return Ok(false);
+        }
         let ran = step.run(believed.as_ref(), false, self.options.clock.now());
         let Ran { change: Change::Put(record), audit: None, beside: None } = ran else {
             return Ok(false);
@@ -66,11 +50,12 @@ impl Writer {
         };
         match query.execute(self.connection().await?).await {
             Ok(done) if done.rows_affected() == 0 => {
-                self.recent.0.remove(step.id());
+                self.recent.forget(step.id());
                 Ok(false)
             }
             Ok(_) => {
-                self.recent.note(&record);
+                self.log.note(bytes_of(&record));
+                self.recent.note(*record);
                 self.stats.commits.fetch_add(1, Ordering::Relaxed);
                 self.stats.writes.fetch_add(1, Ordering::Relaxed);
                 Ok(true)

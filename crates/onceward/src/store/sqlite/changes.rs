@@ -12,20 +12,26 @@ use sqlx::{
 use super::{
     beside::write_beside,
     error::STORE,
-    row::{RECORD_COLUMN_COUNT, bind_audit, bind_record, buried, read_record},
-    sql::{BURY, LOAD, PUTS, REMEMBER, REMOVE},
+    row::{RECORD_COLUMN_COUNT, bind_audit, bind_completed, bind_record, buried, read_record},
+    sql::{BURY, COMPLETES, LOAD, PUTS, REMEMBER, REMOVE, ROWS_MAX, rows},
 };
 use crate::{
-    record::{AuditRecord, Record, RecordId},
+    record::{AuditRecord, Record, RecordId, State},
     store::{StoreError, StoreErrorKind, beside::Gathered, step::PendingStep},
 };
 
 pub(super) type Select<'q> = Query<'q, Sqlite, SqliteArguments>;
 
+/// A record, or one that cannot be read.
+pub(super) type Read = Result<Record, ()>;
+
 /// What a transaction writes.
 #[derive(Default)]
 pub(super) struct Changes<'a> {
+    /// Written whole.
     pub(super) puts: &'a [&'a Record],
+    /// Those in progress that become completed: see [`Writes`].
+    pub(super) completed: &'a [&'a Record],
     /// Those that become tombstones: nothing else of them changes.
     pub(super) buried: &'a [&'a Record],
     pub(super) removed: &'a [&'a RecordId],
@@ -33,15 +39,30 @@ pub(super) struct Changes<'a> {
     pub(super) beside: Gathered,
 }
 
-impl Changes<'_> {
+impl<'a> Changes<'a> {
+    /// Which records they are about.
+    pub(super) fn ids(&self) -> impl Iterator<Item = &'a RecordId> {
+        self.written().map(|record| &record.id).chain(self.removed.iter().copied())
+    }
+
+    pub(super) fn written(&self) -> impl Iterator<Item = &'a Record> {
+        [self.puts, self.completed, self.buried].into_iter().flatten().copied()
+    }
+
     /// Writes them in the transaction that the connection is in.
     pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
-        let mut rest = self.puts;
-        for (rows, sql) in PUTS {
-            while let Some((chunk, after)) = rest.split_at_checked(rows) {
-                let query = chunk.iter().fold(sqlx::query(sql), |q, r| bind_record(q, r));
-                query.execute(&mut *connection).await?;
-                rest = after;
+        for some in self.puts.chunks(ROWS_MAX) {
+            let query =
+                some.iter().fold(sqlx::query(rows(&PUTS, some.len())), |q, it| bind_record(q, it));
+            query.execute(&mut *connection).await?;
+        }
+        for some in self.completed.chunks(ROWS_MAX) {
+            let query = some
+                .iter()
+                .fold(sqlx::query(rows(&COMPLETES, some.len())), |q, it| bind_completed(q, it));
+            let done = query.execute(&mut *connection).await?.rows_affected();
+            if done != some.len() as u64 {
+                return Err(sqlx::Error::Protocol("a record is not as it was read".into()));
             }
         }
         if !self.buried.is_empty() {
@@ -59,6 +80,33 @@ impl Changes<'_> {
         }
         Ok(())
     }
+}
+
+/// By which statement records are written: most become completed, which changes little of them, and
+/// leaves most indexes as they are.
+#[derive(Default)]
+pub(super) struct Writes<'a> {
+    pub(super) puts: Vec<&'a Record>,
+    pub(super) completed: Vec<&'a Record>,
+}
+
+impl<'a> Writes<'a> {
+    pub(super) fn add(&mut self, before: Option<&Record>, record: &'a Record) {
+        match before.is_some_and(|before| only_completes(before, record)) {
+            true => self.completed.push(record),
+            false => self.puts.push(record),
+        }
+    }
+}
+
+/// Whether nothing else of it changes than what is written when it is completed.
+fn only_completes(before: &Record, after: &Record) -> bool {
+    let &Record { state, finished_at, expires_at, .. } = after;
+    let completed = || {
+        let reply = after.reply.clone();
+        Record { state, finished_at, expires_at, reply, ..before.clone() }
+    };
+    before.state == State::InProgress && state == State::Completed && *after == completed()
 }
 
 /// A key that many ask for is read once, with its reply.
@@ -80,10 +128,7 @@ fn names<'a>(ids: impl Iterator<Item = &'a RecordId>) -> String {
 }
 
 /// What [`load`] found. A record that cannot be read is not taken for none.
-pub(super) fn loaded(
-    ids: &[RecordId],
-    rows: &[SqliteRow],
-) -> HashMap<RecordId, Result<Record, ()>> {
+pub(super) fn loaded(ids: &[RecordId], rows: &[SqliteRow]) -> HashMap<RecordId, Read> {
     let mut found = HashMap::with_capacity(rows.len());
     for row in rows {
         let index: Option<i64> = row.try_get(RECORD_COLUMN_COUNT).ok();

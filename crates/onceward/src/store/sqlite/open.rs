@@ -32,6 +32,12 @@ const BUSY_TIMEOUT_OPENED: &str = "PRAGMA busy_timeout = 2000";
 /// How many bytes of disk the log keeps once it was written back, however large it was: 16 MiB.
 const LOG_KEPT_MAX: &str = "16777216";
 
+/// At how many pages the log is written back in a commit, should nobody have done so before: 8 MiB.
+const LOG_PAGES_MAX: &str = "2048";
+
+/// How much of the file a connection keeps in memory at most, in KiB.
+const CACHE: &str = "-32768";
+
 /// Larger files are checked when they are used, so that starting does not take minutes.
 const CHECKED_BYTES_MAX: u64 = 256 << 20;
 
@@ -250,6 +256,8 @@ pub(super) async fn connect(
         .journal_mode(SqliteJournalMode::Wal)
         .synchronous(SqliteSynchronous::Full)
         .pragma("journal_size_limit", LOG_KEPT_MAX)
+        .pragma("wal_autocheckpoint", LOG_PAGES_MAX)
+        .pragma("cache_size", CACHE)
         // What a statement would have to undo is else written to a file of its own.
         .pragma("temp_store", "MEMORY")
         .busy_timeout(BUSY_TIMEOUT)

@@ -8,7 +8,7 @@ use sqlx::{
 
 use super::super::headers::encode_headers;
 pub(super) use super::super::row::*;
-use crate::record::Record;
+use crate::{clock::Timestamp, record::Record};
 
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
@@ -74,6 +74,17 @@ where
     T: Decode<'r, Sqlite> + Type<Sqlite>,
 {
     row.try_get(column).ok()
+}
+
+/// The address of a record in progress, and what changes of it when it is completed.
+pub(super) fn bind_completed<V: Values>(values: V, record: &Record) -> V {
+    let values = bind_id(values, &record.id)
+        .integer(record.fence.number())
+        .bytes(record.attempt.as_bytes())
+        .integer(record.finished_at.map(Timestamp::as_micros))
+        .integer(record.expires_at.as_micros())
+        .integer(record.purge_at().as_micros());
+    bind_reply(values, record.reply.as_ref())
 }
 
 /// The address of a record, and what the reaper changes of it.

@@ -1,5 +1,7 @@
 //! The statements of the writer.
 
+use std::sync::LazyLock;
+
 use super::row::{listed_columns, plain_columns, record_columns, rest_columns};
 
 /// Loads what is asked for in one trip. CROSS JOIN keeps the order: one index lookup for each name.
@@ -11,9 +13,9 @@ pub(super) const LOAD: &str = concat!(
      FROM json_each(?)) CROSS JOIN records ON scope = asked_scope AND key = asked_key"
 );
 
-/// A lease that ran out; phased work is resumed by whoever reserves it next, if it may go on.
+/// Begins, and finds leases that ran out; phased work is resumed by whoever reserves it next, if it may go on.
 pub(super) const DUE_LEASES: &str = concat!(
-    "SELECT ",
+    "BEGIN IMMEDIATE; SELECT ",
     record_columns!(),
     " FROM records WHERE state = 'in_progress' AND lease_until <= ? \
      AND (effects <> 'phased' OR effect_idempotent = 0) \
@@ -28,10 +30,10 @@ pub(super) const DUE_UNKNOWN: &str = concat!(
      AND route NOT IN (SELECT value FROM json_each(?)) ORDER BY reconcile_after LIMIT ? OFFSET ?"
 );
 
-/// Retention that is over, and tombstones whose time is over: one index each. Nobody needs the replies,
+/// Begins, and finds retention that is over, and tombstones whose time is over: one index each. Nobody needs the replies,
 /// and they may be large.
 pub(super) const DUE_RETENTION: &str = concat!(
-    "SELECT ",
+    "BEGIN IMMEDIATE; SELECT ",
     listed_columns!(),
     " FROM records WHERE record_id IN (\
      SELECT record_id FROM records \
@@ -75,35 +77,55 @@ macro_rules! row {
     };
 }
 
-/// Writes records whole, as many rows as are given. Everything but the address may change.
-macro_rules! put {
-    ($rows:expr) => {
-        concat!(
-            "INSERT INTO records (",
-            record_columns!(),
-            ") VALUES ",
-            $rows,
-            " ON CONFLICT (scope, key) DO UPDATE SET recipe = excluded.recipe, \
-             fingerprint = excluded.fingerprint, generation = excluded.generation, \
-             state = excluded.state, attempt = excluded.attempt, fence = excluded.fence, \
-             attempts = excluded.attempts, effects = excluded.effects, route = excluded.route, \
-             method = excluded.method, path = excluded.path, created_at = excluded.created_at, \
-             started_at = excluded.started_at, lease_until = excluded.lease_until, \
-             max_execution = excluded.max_execution, finished_at = excluded.finished_at, \
-             expires_at = excluded.expires_at, retention = excluded.retention, \
-             purge_at = excluded.purge_at, last_error = excluded.last_error, \
-             reconcile_after = excluded.reconcile_after, void = excluded.void, \
-             recovery_point = excluded.recovery_point, open_effect = excluded.open_effect, \
-             effect_idempotent = excluded.effect_idempotent, \
-             queued_until = excluded.queued_until, probes = excluded.probes, \
-             asked_at = excluded.asked_at, absent_at = excluded.absent_at, \
-             reply_status = excluded.reply_status, reply_headers = excluded.reply_headers, \
-             reply_schema = excluded.reply_schema, reply_encoding = excluded.reply_encoding, \
-             reply_length = excluded.reply_length, reply_body = excluded.reply_body, \
-             reply_digest = excluded.reply_digest"
-        )
-    };
+/// What SQLite calls the state of the file. Another number means that another connection committed.
+pub(super) const DATA_VERSION: &str = "PRAGMA data_version";
+pub(super) const BEGIN_AND_DATA_VERSION: &str = "BEGIN IMMEDIATE; PRAGMA data_version";
+
+/// So many rows are written by one statement at most.
+pub(super) const ROWS_MAX: usize = 64;
+
+/// One statement for each number of rows that is a power of two: each is a way to another thread and
+/// back, and each is prepared once. Rows that are not given are NULL, and nothing is done for them.
+pub(super) type Sized = LazyLock<Vec<String>>;
+
+/// The one for so many rows.
+pub(super) fn rows(of: &'static Sized, count: usize) -> &'static str {
+    let power = count.next_power_of_two().trailing_zeros() as usize;
+    &of[power.min(of.len() - 1)]
 }
+
+fn sized(before: &str, row: &str, after: &str) -> Vec<String> {
+    let sizes = (0..=ROWS_MAX.trailing_zeros()).map(|power| 1 << power);
+    sizes.map(|size| [before, &vec![row; size].join(", "), after].concat()).collect()
+}
+
+/// Writes records whole. Everything but the address may change.
+pub(super) static PUTS: Sized = LazyLock::new(|| {
+    let columns = record_columns!();
+    let set = rest_columns!().split(", ").map(|it| format!("{it} = excluded.{it}"));
+    let set = set.collect::<Vec<_>>().join(", ");
+    sized(
+        &format!("INSERT INTO records ({columns}) SELECT * FROM (VALUES "),
+        row!(),
+        &format!(") WHERE column1 IS NOT NULL ON CONFLICT (scope, key) DO UPDATE SET {set}"),
+    )
+});
+
+/// Completes records that are in progress. Each is looked up by its key, and by nothing else: the
+/// planner must not come to read the table for it.
+pub(super) static COMPLETES: Sized = LazyLock::new(|| {
+    sized(
+        "UPDATE records SET state = 'completed', \
+         finished_at = column5, expires_at = column6, purge_at = column7, \
+         reply_status = column8, reply_headers = column9, reply_schema = column10, \
+         reply_encoding = column11, reply_length = column12, reply_body = column13, \
+         reply_digest = column14 FROM (VALUES ",
+        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        ") WHERE record_id = (SELECT it.record_id FROM records AS it \
+         WHERE it.scope = column1 AND it.key = column2) \
+         AND fence = column3 AND attempt = column4 AND +state = 'in_progress'",
+    )
+});
 
 /// A record that nobody has.
 pub(super) const INSERT_IF_ABSENT: &str = concat!(
@@ -172,13 +194,23 @@ pub(super) const FORGET: [&str; 2] = [
 pub(super) const KEEP_REQUEST: &str = "INSERT INTO requests (scope, key, method, uri, headers, \
     body) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING";
 
-/// The values of four rows.
-macro_rules! four {
-    ($row:expr) => {
-        concat!($row, ", ", $row, ", ", $row, ", ", $row)
-    };
-}
+#[cfg(test)]
+mod tests {
+    use sqlx::{AssertSqlSafe, Row as _};
 
-/// Larger statements first, so that a batch takes few trips to SQLite's thread.
-pub(super) const PUTS: [(usize, &str); 3] =
-    [(16, put!(four!(four!(row!())))), (4, put!(four!(row!()))), (1, put!(row!()))];
+    use super::*;
+    use crate::{SqliteOptions, store::sqlite::open};
+
+    #[tokio::test]
+    async fn each_record_of_a_batch_is_found_by_its_key_and_not_by_reading_the_table() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut options = SqliteOptions::new(directory.path().join("store.db"));
+        let mut connection = open::open(&mut options).await.expect("a file");
+        for sql in PUTS.iter().chain(COMPLETES.iter()) {
+            let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
+            let plan = sqlx::raw_sql(explain).fetch_all(&mut connection).await.expect("a plan");
+            let plan: Vec<String> = plan.iter().map(|step| step.get(3)).collect();
+            assert!(!plan.iter().any(|step| step.starts_with("SCAN records")), "{plan:?}");
+        }
+    }
+}

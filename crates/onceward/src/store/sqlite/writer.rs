@@ -1,23 +1,24 @@
 //! The only task that touches the file: gathers what stands in line into one transaction.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, VecDeque},
     sync::{Arc, atomic::Ordering},
 };
 
 use futures_util::FutureExt as _;
-use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Connection as _, Row as _, SqliteConnection, sqlite::SqliteRow};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     SqliteOptions, Stats,
-    alone::Recent,
-    changes::{Changes, Select, damaged_record, ids_of, load, loaded},
+    changes::{Changes, Read, Select, Writes, damaged_record, ids_of, load, loaded},
     due::Reaping,
     error::{self, Moment, STORE, store_error},
+    log::Log,
     open,
+    recent::{Recent, bytes_of},
     row::read_audit,
-    sql::AUDIT,
+    sql::{AUDIT, BEGIN_AND_DATA_VERSION},
     statement::PendingStatement,
 };
 use crate::{
@@ -61,6 +62,7 @@ pub(super) struct Writer {
     pub(super) options: SqliteOptions,
     pub(super) stats: Arc<Stats>,
     pub(super) recent: Recent,
+    pub(super) log: Log,
     /// What waits for requests, and not they for it.
     pub(super) reaping: VecDeque<Reaping>,
     /// The file that was opened. Another one may come to have its name.
@@ -95,9 +97,11 @@ impl Writer {
         options: SqliteOptions,
         stats: Arc<Stats>,
     ) -> Self {
+        let file = open::file_at(&options.path);
         Writer {
             connection: Some(connection),
-            file: open::file_at(&options.path),
+            log: Log::new(&options, file),
+            file,
             options,
             stats,
             recent: Recent::default(),
@@ -130,7 +134,9 @@ impl Writer {
                 self.other(other).await;
             }
             self.reap_a_piece().await;
+            self.tend_log().await;
         }
+        self.log.close().await;
         if let Some(connection) = self.connection.take() {
             // Closing writes the log back into the file. If that fails the log stays, and is read
             // at the next start.
@@ -150,33 +156,13 @@ impl Writer {
         true
     }
 
-    /// Reads what was committed, outside any transaction: so they wait for nobody who writes.
-    async fn looks(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
-        let ids = ids_of(&steps);
-        let read = match self.connection().await {
-            Ok(connection) => load(&ids).fetch_all(connection).await.map_err(before),
-            Err(failure) => Err(failure),
-        };
-        let found = match read {
-            Ok(rows) => loaded(&ids, &rows),
-            Err(failure) => {
-                return steps.into_iter().for_each(|step| step.answer(Err(failure.for_each())));
-            }
-        };
-        let now = self.options.clock.now();
-        let look = |step: &mut Box<dyn PendingStep>| {
-            let current = found.get(step.id()).map(Result::as_ref).transpose();
-            let current = current.map_err(|()| damaged_record())?;
-            step.run(current, false, now);
-            Ok(())
-        };
-        let looked = steps.iter_mut().map(look).collect();
-        answer(steps, looked);
-    }
-
     async fn steps(&mut self, mut steps: Vec<Box<dyn PendingStep>>) {
         if steps.is_empty() {
             return;
+        }
+        if self.changes_nothing(&mut steps) && self.is_unchanged().await {
+            let all = steps.iter().map(|_| Ok(())).collect();
+            return answer(steps, all);
         }
         if steps.iter().all(|step| step.only_looks()) {
             return self.looks(steps).await;
@@ -219,7 +205,8 @@ impl Writer {
         let mut beside = self.load_saved(asked.collect()).await?;
         let now = self.options.clock.now();
         let mut readable = Vec::with_capacity(steps.len());
-        let mut changed: HashMap<RecordId, Changed> = HashMap::new();
+        // What was in the file before.
+        let mut changed: HashMap<RecordId, Option<Record>> = HashMap::new();
         let mut audits = Vec::new();
         for step in steps {
             // A step sees what those before it in the same transaction wrote.
@@ -238,55 +225,73 @@ impl Writer {
             match ran.change {
                 Change::Keep => {}
                 Change::Put(record) => {
-                    note(&mut changed, step.id(), Changed::Put);
                     beside.follow(&record);
-                    found.insert(step.id().clone(), Ok(*record));
+                    let before = found.insert(step.id().clone(), Ok(*record));
+                    note(&mut changed, step.id(), before);
                 }
                 Change::Remove => {
-                    note(&mut changed, step.id(), Changed::Removed);
                     beside.drop_all_of(step.id());
-                    found.remove(step.id());
+                    let before = found.remove(step.id());
+                    note(&mut changed, step.id(), before);
                 }
             }
             if let (Some(kept), Some(Ok(record))) = (ran.beside, found.get(step.id())) {
                 beside.keep(record, kept);
             }
         }
-        let puts: Vec<&Record> = changed
-            .iter()
-            .filter(|(_, change)| **change == Changed::Put)
-            .filter_map(|(id, _)| found.get(id)?.as_ref().ok())
-            .collect();
-        let removed = changed.iter().filter(|(_, change)| **change == Changed::Removed);
-        let removed: Vec<&RecordId> = removed.map(|(id, _)| id).collect();
-        let changes =
-            Changes { buried: &[], puts: &puts, removed: &removed, audits: &audits, beside };
+        let mut removed = Vec::new();
+        let mut writes = Writes::default();
+        for (id, before) in &changed {
+            match found.get(id) {
+                Some(Ok(record)) => writes.add(before.as_ref(), record),
+                Some(Err(())) => {}
+                None => removed.push(id),
+            }
+        }
+        let Writes { puts, completed } = &writes;
+        let (buried, removed, audits) = (&[][..], &*removed, &*audits);
+        let changes = Changes { puts, completed, buried, removed, audits, beside };
         self.write_and_commit(changes).await?;
+        found.into_values().flatten().for_each(|record| self.recent.note(record));
         Ok(readable)
     }
 
-    async fn begin_and_load(
-        &mut self,
-        ids: Vec<RecordId>,
-    ) -> Outcome<HashMap<RecordId, Result<Record, ()>>> {
-        let rows = self.begin_and_fetch(load(&ids)).await?;
-        Ok(loaded(&ids, &rows))
+    /// What the file holds of these: what is known here, if nobody else has written since, and what
+    /// is read.
+    async fn begin_and_load(&mut self, mut ids: Vec<RecordId>) -> Outcome<HashMap<RecordId, Read>> {
+        let version = self.begin_and_fetch(sqlx::query(BEGIN_AND_DATA_VERSION)).await?;
+        self.recent.keep_if_of(version.first().and_then(|row| row.try_get(0).ok()));
+        let mut found = HashMap::with_capacity(ids.len());
+        ids.retain(|id| match self.recent.get(id) {
+            Some(record) => found.insert(id.clone(), Ok(record.clone())).is_some(),
+            None => true,
+        });
+        if !ids.is_empty() {
+            let rows = match &mut self.connection {
+                Some(connection) => load(&ids).fetch_all(connection).await,
+                None => Err(sqlx::Error::WorkerCrashed),
+            };
+            match rows {
+                Ok(rows) => found.extend(loaded(&ids, &rows)),
+                Err(error) => return Err(self.roll_back(before(error)).await),
+            }
+        }
+        Ok(found)
     }
 
+    /// A query that begins a transaction first.
     pub(super) async fn begin_and_fetch(&mut self, query: Select<'_>) -> Outcome<Vec<SqliteRow>> {
-        let connection = self.connection().await?;
-        let fetched = async {
-            sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
-            query.fetch_all(connection).await
-        };
-        match fetched.await {
+        match query.fetch_all(self.connection().await?).await {
             Ok(rows) => Ok(rows),
             Err(error) => Err(self.roll_back(before(error)).await),
         }
     }
 
     pub(super) async fn write_and_commit(&mut self, changes: Changes<'_>) -> Outcome<()> {
-        let (puts, removed) = (changes.puts, changes.removed);
+        let writes = changes.puts.len() + changes.completed.len() + changes.removed.len();
+        changes.ids().for_each(|id| self.recent.forget(id));
+        changes.written().for_each(|record| self.log.note(bytes_of(record)));
+        changes.removed.iter().for_each(|_| self.log.note(0));
         let Some(connection) = &mut self.connection else {
             return Err(before(sqlx::Error::WorkerCrashed));
         };
@@ -298,8 +303,6 @@ impl Writer {
             let failure = Failure { error, moment: Moment::Commit };
             return Err(self.roll_back(failure).await);
         }
-        puts.iter().for_each(|record| self.recent.note(record));
-        let writes = puts.len() + removed.len();
         if writes > 0 {
             self.stats.commits.fetch_add(1, Ordering::Relaxed);
             self.stats.writes.fetch_add(writes as u64, Ordering::Relaxed);
@@ -310,22 +313,33 @@ impl Writer {
     /// After a failure the connection is rolled back, or given up if it cannot be.
     pub(super) async fn roll_back(&mut self, failure: Failure) -> Failure {
         if error::is_failed_sync(&failure.error) {
-            self.poisoned = true;
+            self.poison();
         }
         if let Some(connection) = &mut self.connection {
             let rolled_back = sqlx::query("ROLLBACK").execute(&mut *connection).await;
             // SQLite has rolled back by itself when it says that there is no transaction.
             let usable = rolled_back.is_ok() || connection.ping().await.is_ok();
             if !usable || self.poisoned {
-                self.connection = None;
+                self.give_up();
             }
         }
         failure
     }
 
+    /// What is on the disk is not known any more.
+    pub(super) fn poison(&mut self) {
+        self.poisoned = true;
+    }
+
+    pub(super) fn open_connection(&mut self) -> Option<&mut SqliteConnection> {
+        self.connection.as_mut()
+    }
+
     /// The next one who needs a connection makes a new one.
     pub(super) fn give_up(&mut self) {
         self.connection = None;
+        // Each connection counts the states of the file for itself.
+        self.recent = Recent::default();
     }
 
     pub(super) async fn connection(&mut self) -> Outcome<&mut SqliteConnection> {
@@ -441,21 +455,11 @@ impl Writer {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Changed {
-    Put,
-    Removed,
+/// A record may change more than once in a batch: what was in the file is what it was at first.
+fn note(changed: &mut HashMap<RecordId, Option<Record>>, id: &RecordId, before: Option<Read>) {
+    changed.entry(id.clone()).or_insert_with(|| before.and_then(Result::ok));
 }
 
-fn note(changed: &mut HashMap<RecordId, Changed>, id: &RecordId, change: Changed) {
-    match changed.entry(id.clone()) {
-        Entry::Occupied(mut entry) => *entry.get_mut() = change,
-        Entry::Vacant(entry) => {
-            entry.insert(change);
-        }
-    }
-}
-
-fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError>>) {
+pub(super) fn answer(steps: Vec<Box<dyn PendingStep>>, committed: Vec<Result<(), StoreError>>) {
     steps.into_iter().zip(committed).for_each(|(step, committed)| step.answer(committed));
 }
