@@ -24,8 +24,8 @@ use crate::{
 /// How many records are moved on in one call.
 const PAGE_MAX: u32 = 256;
 
-/// How many records are reaped while requests wait.
-const PIECE: u32 = 10;
+/// How many records are reaped at a time, at least: whoever comes meanwhile waits for that.
+const PIECE_MIN: u32 = 4;
 
 /// A reap that is being done, a piece at a time: requests go between.
 pub(super) struct Reaping {
@@ -111,11 +111,13 @@ impl Writer {
     /// Removes a few of what the reap that came first is about. What is reaped may come back after a
     /// crash, and is reaped again: its commit does not wait for the disk, and neither does who stands
     /// behind it. The next commit of a request syncs it too.
-    pub(super) async fn reap_a_piece(&mut self) {
+    ///
+    /// As many as steps `came` before it: each record takes two steps, so that more goes than comes.
+    pub(super) async fn reap_a_piece(&mut self, came: usize) {
         let Some(mut reaping) = self.reaping.pop_front() else { return };
         let piece = async {
             self.sync_commits(Synced::WithTheNext).await?;
-            let reaped = self.piece_of(&mut reaping).await;
+            let reaped = self.piece_of(&mut reaping, came).await;
             self.sync_commits(Synced::Each).await?;
             reaped
         };
@@ -143,8 +145,8 @@ impl Writer {
         Err(before(error))
     }
 
-    async fn piece_of(&mut self, reaping: &mut Reaping) -> Outcome<Progress> {
-        let size = reaping.left.min(PIECE);
+    async fn piece_of(&mut self, reaping: &mut Reaping, came: usize) -> Outcome<Progress> {
+        let size = reaping.left.min(PIECE_MIN.max(came as u32));
         let now = self.options.clock.now();
         let due = Page { sql: DUE_RETENTION, times: &[now; 2], size, skip: reaping.left_alone };
         let (rows, due) = self.begin_and_list(due, read_listed).await?;

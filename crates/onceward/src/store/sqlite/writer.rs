@@ -128,12 +128,13 @@ impl Writer {
                     other => others.push(other),
                 }
             }
+            let came = steps.len();
             self.steps(steps).await;
             self.statements(statements).await;
             for other in others {
                 self.other(other).await;
             }
-            self.reap_a_piece().await;
+            self.reap_a_piece(came).await;
             self.tend_log().await;
         }
         self.log.close().await;
