@@ -138,7 +138,8 @@ CREATE UNIQUE INDEX audit_records_once ON onceward.audit_records (
           ELSE 0 END),
     coalesce(told, ''));
 
--- A record as the functions give it to the store.
+-- A record as the functions give it to the store, which reads the columns by their places: new ones go
+-- to the end.
 CREATE TYPE onceward.found AS (
     position               integer,
     verdict                text,

@@ -48,11 +48,10 @@ impl Writer {
                 bind_progress(query, &believed.progress)
             }
         };
+        // Until it is known to be written: after an error nobody knows what the file holds.
+        self.recent.forget(step.id());
         match query.execute(self.connection().await?).await {
-            Ok(done) if done.rows_affected() == 0 => {
-                self.recent.forget(step.id());
-                Ok(false)
-            }
+            Ok(done) if done.rows_affected() == 0 => Ok(false),
             Ok(_) => {
                 self.log.note(bytes_of(&record));
                 self.recent.note(*record);

@@ -25,7 +25,7 @@ use crate::{
 const PAGE_MAX: u32 = 256;
 
 /// How many records are reaped at a time, at least: whoever comes meanwhile waits for that.
-const PIECE_MIN: u32 = 4;
+const PIECE_MIN: u32 = 10;
 
 /// A reap that is being done, a piece at a time: requests go between.
 pub(super) struct Reaping {
@@ -112,7 +112,8 @@ impl Writer {
     /// crash, and is reaped again: its commit does not wait for the disk, and neither does who stands
     /// behind it. The next commit of a request syncs it too.
     ///
-    /// As many as steps `came` before it: each record takes two steps, so that more goes than comes.
+    /// As many as steps `came` before it, at least: a record comes in two (reserved, completed) and goes
+    /// in two (buried, removed), so that a file does not grow however many requests come.
     pub(super) async fn reap_a_piece(&mut self, came: usize) {
         let Some(mut reaping) = self.reaping.pop_front() else { return };
         let piece = async {
