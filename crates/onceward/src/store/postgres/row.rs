@@ -386,3 +386,60 @@ pub(super) fn audit_json(audit: &AuditRecord) -> Value {
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::from("\\x"), |hex, byte| format!("{hex}{byte:02x}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Column; 39] = [
+        column::POSITION,
+        column::VERDICT,
+        column::AT,
+        column::RECORD_ID,
+        column::SCOPE,
+        column::KEY,
+        column::RECIPE,
+        column::FINGERPRINT,
+        column::GENERATION,
+        column::STATE,
+        column::ATTEMPT,
+        column::FENCE,
+        column::ATTEMPTS,
+        column::EFFECTS,
+        column::ROUTE,
+        column::METHOD,
+        column::PATH,
+        column::CREATED_AT,
+        column::STARTED_AT,
+        column::LEASE_UNTIL,
+        column::MAX_EXECUTION,
+        column::FINISHED_AT,
+        column::EXPIRES_AT,
+        column::RETENTION,
+        column::TOMBSTONE,
+        column::LAST_ERROR,
+        column::RECONCILE_AFTER,
+        column::VOID,
+        column::RECOVERY_POINT,
+        column::OPEN_EFFECT,
+        column::OPEN_EFFECT_IDEMPOTENT,
+        column::REPLY_STATUS,
+        column::REPLY_HEADERS,
+        column::REPLY_SCHEMA,
+        column::REPLY_BODY,
+        column::QUEUED_UNTIL,
+        column::PROBES,
+        column::ASKED_AT,
+        column::ABSENT_AT,
+    ];
+
+    #[test]
+    fn columns_are_read_where_the_type_has_them() {
+        let sql = include_str!("../../../migrations/postgres/0001_records.sql");
+        let columns = sql.split_once("CREATE TYPE onceward.found AS (").expect("the type").1;
+        let columns = columns.split_once(");").expect("its end").0;
+        let names = columns.lines().filter_map(|line| line.split_whitespace().next());
+        let places: Vec<_> = names.enumerate().map(|(place, name)| (name, Some(place))).collect();
+        assert_eq!(ALL.map(|column| (column.name, column.place)), *places);
+    }
+}
