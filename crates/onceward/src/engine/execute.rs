@@ -189,13 +189,14 @@ impl<R: Send + 'static> Call<'_, R> {
             Some(Written::AlreadyMine(Some(stored))) => {
                 self.send_stored(lease, stored, answer.ok());
             }
-            // Of a `single` route the reserve is rolled back too.
-            Some(Written::Superseded(Some(record))) if self.admitted.policy.single => {
-                self.taken(Taken::By(record));
-            }
-            Some(Written::Superseded(None)) if self.admitted.policy.single => {
-                self.send_rolled_back(lease, answer);
-            }
+            // Of a `single` route the reserve is rolled back too: what is there was there before, or
+            // is another's. An earlier generation says nothing about this one.
+            Some(Written::Superseded(found)) if self.admitted.policy.single => match found {
+                Some(record) if record.generation >= lease.generation => {
+                    self.taken(Taken::By(record));
+                }
+                _ => self.send_rolled_back(lease, answer),
+            },
             Some(Written::Superseded(record)) => self.superseded(lease, record).await,
             Some(Written::Applied | Written::AppliedAfterRelease | Written::AlreadyMine(None)) => {
                 self.send_rolled_back(lease, answer);

@@ -265,6 +265,11 @@ impl Store for SqliteStore {
 
     fn write<'a>(&'a self, lease: &'a Lease, write: Write) -> StoreFuture<'a, Written> {
         let guard = Lease { id: lease.id.clone(), ..*lease };
+        // It is kept for a while: what it came in must not be kept with it.
+        let write = match write {
+            Write::Complete(reply) => Write::Complete(reply.compact()),
+            other => other,
+        };
         self.step(lease.id.clone(), move |found, now| {
             machine::write(found, &guard, write.clone(), now)
         })

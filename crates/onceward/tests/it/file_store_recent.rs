@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use futures_util::future::join_all;
+use http::StatusCode;
 use onceward::{
-    SqliteStore, Store,
+    Reply, SqliteStore, Store,
     record::{AttemptId, Lease, State},
     store::{Ask, Reservation, Resolution, Resolve, Write, Written},
 };
@@ -46,6 +48,29 @@ async fn replays_of_recent_replies_wait_for_no_other_process_that_writes() {
     let first = tokio::time::timeout(Duration::from_millis(200), store.reserve(ask("order-3")));
     assert!(first.await.is_err(), "a new key needs the lock");
     other.close().await.expect("closed");
+}
+
+/// Bytes that somebody counts: a limit of memory, or the buffer of a connection.
+struct Counted {
+    _by: Arc<()>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        b"paid"
+    }
+}
+
+#[tokio::test]
+async fn what_is_remembered_does_not_hold_the_memory_that_a_reply_came_in() {
+    let directory = directory();
+    let store = open(&directory.path().join("store.db")).await.expect("a store");
+    let lease = granted(&store, &ask("order-1")).await;
+    let counted = Arc::new(());
+    let body = Bytes::from_owner(Counted { _by: Arc::clone(&counted) });
+    let write = Write::Complete(Reply::new(StatusCode::CREATED, body));
+    assert_eq!(store.write(&lease, write).await.expect("an answer"), Written::Applied);
+    assert_eq!(Arc::strong_count(&counted), 1);
 }
 
 #[tokio::test]

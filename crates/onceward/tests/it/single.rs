@@ -335,6 +335,29 @@ async fn an_expired_key_is_refused_or_runs_again_as_its_policy_says() {
 }
 
 #[tokio::test]
+async fn what_is_rolled_back_in_a_new_generation_is_not_answered_by_the_one_before() {
+    let shop = Shop::open().await;
+    let policy = single().expired_runs_again(true);
+    let served = shop.serve(policy, |shop: Shop, operation: Operation| async move {
+        if shop.runs() != 2 {
+            return order_tea(shop, operation).await;
+        }
+        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+        operation.reserve_in(&mut *tx).await.map_err(failed)?;
+        let reply = Reply::new(StatusCode::CREATED, "ordered again");
+        operation.complete_in(&mut *tx, reply.clone()).await.map_err(failed)?;
+        drop(tx);
+        Ok(reply)
+    });
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    shop.clock.advance(Duration::from_secs(25 * 3600));
+    assert_eq!(served.charge(KEY).await.says(), says(503, "store_unavailable"));
+    assert_eq!(shop.orders().await, ["tea"]);
+    assert_eq!(served.charge(KEY).await.says(), says(201, "executed"));
+    assert_eq!(shop.orders().await, ["tea", "tea"]);
+}
+
+#[tokio::test]
 async fn a_handler_that_has_not_reserved_yet_takes_its_place_among_the_active() {
     let shop = Shop::open().await;
     let (inside, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

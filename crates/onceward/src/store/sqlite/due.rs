@@ -131,9 +131,9 @@ impl Writer {
 
     /// A connection that does not do so is given up.
     async fn sync_commits(&mut self, synced: Synced) -> Outcome<()> {
-        let connection = self.connection().await?;
         // Not prepared once for all: the pragma works while it is prepared.
         let set = async {
+            let connection = self.connection().await.map_err(|failure| failure.error)?;
             let level = sqlx::raw_sql(synced.pragma()).fetch_one(connection).await?;
             level.try_get::<i64, _>(0)
         };

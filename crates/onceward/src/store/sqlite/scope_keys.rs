@@ -67,7 +67,10 @@ impl Writer {
 
     pub(super) async fn checkpoint(&mut self) -> Outcome<()> {
         let checkpoint = sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)");
-        checkpoint.execute(self.connection().await?).await.map(drop).map_err(before)
+        match checkpoint.execute(self.connection().await?).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.roll_back(before(error)).await),
+        }
     }
 }
 
