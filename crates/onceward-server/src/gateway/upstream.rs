@@ -6,8 +6,10 @@
 
 use std::{
     error::Error as _,
+    future::poll_fn,
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -20,7 +22,10 @@ use http::{
     request::Parts,
     uri::{self, Authority},
 };
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::{
+    client::conn::{TrySendError, http1, http2},
+    rt::{Read, Write},
+};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use onceward::{Operation, tower::Body};
 use tokio::{
@@ -35,11 +40,13 @@ use crate::config::UpstreamSettings;
 mod dial; // new connections
 mod link; // a connection, polled by whoever waits for it
 mod pool; // connections that are used again
+mod uploading; // the body of a request, until it is sent
 
 use dial::{Dial, Network, Protocol};
 pub(crate) use link::FromUpstream;
 use link::Link;
-use pool::{Pool, Sender};
+use pool::{Http2Sender, Pool, Sender, Streams};
+use uploading::Uploading;
 
 /// A kept-alive connection is used again within this: upstreams close idle ones after 5 s and more,
 /// and a request that meets the closing may or may not have arrived.
@@ -191,24 +198,27 @@ impl<D: Dial> Upstream<D> {
     ) -> Result<Response<FromUpstream>, Unanswered> {
         let (mut parts, body) = request.into_parts();
         let asked = parts.uri.clone();
-        let sent = match sender {
+        match sender {
             Sender::Http1(mut link) => {
                 self.address_http1(&mut parts)?;
                 let sent = link.send(Request::from_parts(parts, body)).await;
-                sent.map(|response| response.map(|body| FromUpstream::over(body, link, &self.pool)))
+                let sent = sent.map_err(|error| Unanswered::of(error, asked, Uploading::unsent))?;
+                Ok(sent.map(|body| FromUpstream::over(body, link, &self.pool)))
             }
             Sender::Http1Alone(mut sender) => {
                 self.address_http1(&mut parts)?;
                 let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
-                sent.map(|response| response.map(FromUpstream::from))
+                let sent = sent.map_err(|error| Unanswered::of(error, asked, |unsent| unsent))?;
+                Ok(sent.map(FromUpstream::from))
             }
-            Sender::Http2(mut sender, _under_way) => {
+            Sender::Http2(mut sender, streams) => {
                 self.address_http2(&mut parts)?;
-                let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
-                sent.map(|response| response.map(FromUpstream::from))
+                let request = Uploading::of(Request::from_parts(parts, body), &streams);
+                let sent = sender.try_send_request(request).await;
+                let sent = sent.map_err(|error| Unanswered::of(error, asked, Uploading::unsent))?;
+                Ok(sent.map(|body| FromUpstream::among(streams, body)))
             }
-        };
-        sent.map_err(|error| Unanswered::of(error, asked))
+        }
     }
 
     /// A new connection, or one that somebody else has just made and shares.
@@ -242,34 +252,18 @@ impl<D: Dial> Upstream<D> {
     async fn open(&self, only_http1: bool) -> Result<Sender> {
         let (stream, protocol) = self.dial.dial(only_http1).await?;
         let stream = TokioIo::new(stream);
-        if protocol == Protocol::Http1 {
-            let (sender, connection) = http1::Builder::new().handshake(stream).await?;
-            if !only_http1 {
+        match protocol {
+            Protocol::Http1 if only_http1 => alone(stream).await,
+            Protocol::Http1 => {
                 self.may_share.store(false, Ordering::Relaxed);
-                return Ok(Sender::Http1(Link::new(sender, connection)));
+                Ok(Sender::Http1(Link::over(stream).await?))
             }
-            tokio::spawn(async move {
-                if let Err(error) = connection.with_upgrades().await {
-                    debug!(%error, "a connection to upstream ended with an error");
-                }
-            });
-            return Ok(Sender::Http1Alone(sender));
+            Protocol::Http2 => {
+                let (sender, streams) = shared(stream).await?;
+                self.pool.share(&sender, &streams);
+                Ok(Sender::Http2(sender, streams))
+            }
         }
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_EVERY)
-            .max_header_list_size(HTTP2_HEAD_BYTES_MAX);
-        let (sender, connection) = builder.handshake(stream).await?;
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                debug!(%error, "a connection to upstream ended with an error");
-            }
-        });
-        let under_way = Arc::new(());
-        self.pool.share(&sender, &under_way);
-        Ok(Sender::Http2(sender, under_way))
     }
 
     /// The client's path and query, behind the upstream's own path.
@@ -315,6 +309,47 @@ impl<D: Dial> Upstream<D> {
     }
 }
 
+/// A connection for one request, with a task of its own.
+async fn alone(stream: impl Read + Write + Send + Unpin + 'static) -> Result<Sender> {
+    let (sender, connection) = http1::Builder::new().handshake(stream).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            debug!(%error, "a connection to upstream ended with an error");
+        }
+    });
+    Ok(Sender::Http1Alone(sender))
+}
+
+/// A connection for many requests at a time.
+async fn shared(
+    stream: impl Read + Write + Send + Unpin + 'static,
+) -> Result<(Http2Sender, Arc<Streams>)> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_EVERY)
+        // Until upstream has said how many.
+        .initial_max_send_streams(1)
+        .max_header_list_size(HTTP2_HEAD_BYTES_MAX);
+    let (sender, connection) = builder.handshake(stream).await?;
+    let connection = Arc::new(std::sync::Mutex::new(connection));
+    let polled = Arc::clone(&connection);
+    tokio::spawn(async move {
+        let ended = poll_fn(|context| {
+            let mut connection = polled.lock().unwrap_or_else(PoisonError::into_inner);
+            Pin::new(&mut *connection).poll(context)
+        });
+        if let Err(error) = ended.await {
+            debug!(%error, "a connection to upstream ended with an error");
+        }
+    });
+    let streams = Streams::new(move || {
+        connection.lock().unwrap_or_else(PoisonError::into_inner).current_max_send_streams()
+    });
+    Ok((sender, streams))
+}
+
 /// A request that was not answered.
 enum Unanswered {
     /// Not begun, and here again as it was.
@@ -323,10 +358,14 @@ enum Unanswered {
 }
 
 impl Unanswered {
-    fn of(mut error: TrySendError<Request<Outgoing>>, asked: Uri) -> Self {
+    fn of<B>(
+        mut error: TrySendError<Request<B>>,
+        asked: Uri,
+        unsent: impl FnOnce(Request<B>) -> Request<Outgoing>,
+    ) -> Self {
         match error.take_message() {
             Some(request) => {
-                let (mut parts, body) = request.into_parts();
+                let (mut parts, body) = unsent(request).into_parts();
                 if !parts.headers.contains_key(HOST)
                     && let Some(host) = parts.uri.authority()
                     && let Ok(host) = HeaderValue::from_str(host.as_str())

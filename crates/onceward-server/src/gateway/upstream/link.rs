@@ -10,6 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -19,21 +20,32 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::{
     body::Incoming,
     client::conn::{TrySendError, http1},
+    rt::{Read, Write},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 use tracing::debug;
 
-use super::{Outgoing, pool::Pool};
+use super::{
+    Outgoing,
+    pool::{Pool, Streams},
+    uploading::{Noting, Stuck, Uploading},
+};
 
 type Connection = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 
 /// So often a connection is polled again at once because it woke itself. Then others may run.
 const ROUNDS_MAX: u32 = 8;
 
+/// How long a connection that nobody waits for may take to write what hyper has of a request.
+const REST_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// A connection with at most one request under way. When it is dropped, a task of its own brings it to
 /// its end.
 pub(super) struct Link {
-    sender: http1::SendRequest<Outgoing>,
+    sender: http1::SendRequest<Uploading<()>>,
+    /// Held by the body of a request too.
+    upload: Arc<()>,
+    stuck: Arc<Stuck>,
     /// None once it has ended.
     connection: Option<Connection>,
     wakes: Arc<Wakes>,
@@ -42,13 +54,17 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(
-        sender: http1::SendRequest<Outgoing>,
-        connection: impl Future<Output = hyper::Result<()>> + Send + 'static,
-    ) -> Self {
+    /// A new connection over a stream.
+    pub(super) async fn over(
+        stream: impl Read + Write + Send + Unpin + 'static,
+    ) -> hyper::Result<Self> {
+        let (stream, stuck) = Noting::new(stream);
+        let (sender, connection) = http1::Builder::new().handshake(stream).await?;
         let wakes = Arc::<Wakes>::default();
         let waker = Waker::from(Arc::clone(&wakes));
-        Link { sender, connection: Some(Box::pin(connection)), wakes, waker }
+        let connection: Connection = Box::pin(connection);
+        let upload = Arc::default();
+        Ok(Link { sender, upload, stuck, connection: Some(connection), wakes, waker })
     }
 
     /// Whether the next request can be sent, as far as is known without looking.
@@ -68,9 +84,30 @@ impl Link {
     pub(super) async fn send(
         &mut self,
         request: Request<Outgoing>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Outgoing>>> {
+    ) -> Result<Response<Incoming>, TrySendError<Request<Uploading<()>>>> {
+        let request = Uploading::of(request, &self.upload);
         let mut answer = pin!(self.sender.try_send_request(request));
         poll_fn(|context| self.poll_until(context, |context| answer.as_mut().poll(context))).await
+    }
+
+    /// Whether a request is still being read or written: then the connection needs somebody who polls
+    /// it even while nobody reads the answer.
+    fn is_uploading(&self) -> bool {
+        Arc::strong_count(&self.upload) > 1 || self.stuck.is_stuck()
+    }
+
+    /// Lets a task of its own bring the connection to its end, however long it takes as long as somebody
+    /// has what comes back.
+    fn detach(mut self) -> Option<oneshot::Sender<()>> {
+        let mut connection = self.connection.take()?;
+        let (attended, unattended) = oneshot::channel();
+        tokio::spawn(async move {
+            tokio::select! {
+                ended = &mut connection => note(ended),
+                _ = unattended => finish(connection).await,
+            }
+        });
+        Some(attended)
     }
 
     /// Polls the connection until there is what is looked for.
@@ -115,8 +152,16 @@ impl Drop for Link {
     /// it ends.
     fn drop(&mut self) {
         if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
-            runtime.spawn(async move { note(connection.await) });
+            runtime.spawn(finish(connection));
         }
+    }
+}
+
+/// The rest of a request that nobody waits for.
+async fn finish(connection: Connection) {
+    match timeout(REST_TIME_MAX, connection).await {
+        Ok(ended) => note(ended),
+        Err(_) => debug!("upstream does not read the rest of a request"),
     }
 }
 
@@ -158,21 +203,35 @@ pub(crate) struct FromUpstream {
     body: Incoming,
     /// None if the connection has a task of its own, or is back already.
     link: Option<(Link, Arc<Pool>)>,
+    /// Tells that task when this is dropped.
+    _attended: Option<oneshot::Sender<()>>,
+    /// Of a connection that others use too; until the end.
+    streams: Option<Arc<Streams>>,
 }
 
 impl FromUpstream {
     pub(super) fn over(body: Incoming, link: Link, pool: &Arc<Pool>) -> Self {
-        let mut from = FromUpstream { body, link: Some((link, Arc::clone(pool))) };
+        if link.is_uploading() {
+            return FromUpstream { _attended: link.detach(), ..FromUpstream::from(body) };
+        }
+        let mut from =
+            FromUpstream { link: Some((link, Arc::clone(pool))), ..FromUpstream::from(body) };
         if from.body.is_end_stream() {
             from.give_back();
         }
         from
     }
 
+    pub(super) fn among(streams: Arc<Streams>, body: Incoming) -> Self {
+        let streams = Some(streams).filter(|_| !body.is_end_stream());
+        FromUpstream { streams, ..FromUpstream::from(body) }
+    }
+
     fn give_back(&mut self) {
         if let Some((link, pool)) = self.link.take() {
             pool.keep(link);
         }
+        self.streams = None;
     }
 }
 
@@ -185,7 +244,7 @@ impl fmt::Debug for FromUpstream {
 /// Of a connection that has a task of its own.
 impl From<Incoming> for FromUpstream {
     fn from(body: Incoming) -> Self {
-        FromUpstream { body, link: None }
+        FromUpstream { body, link: None, _attended: None, streams: None }
     }
 }
 
@@ -207,7 +266,7 @@ impl Body for FromUpstream {
         match &polled {
             Poll::Pending => {}
             // Whatever is wrong with it, its end is not waited for.
-            Poll::Ready(Some(Err(_))) => this.link = None,
+            Poll::Ready(Some(Err(_))) => (this.link, this.streams) = (None, None),
             Poll::Ready(None) => this.give_back(),
             Poll::Ready(Some(Ok(_))) if this.body.is_end_stream() => this.give_back(),
             Poll::Ready(Some(Ok(_))) => {}

@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hyper::client::conn::{http1, http2};
 use tokio::time::Instant;
 
-use super::{IDLE_MAX, Outgoing, link::Link};
+use super::{IDLE_MAX, Outgoing, link::Link, uploading::Uploading};
 
 /// More idle connections than this are not kept.
 const IDLE_CONNECTIONS_MAX: usize = 256;
 
-/// Requests that wait for their answer on one connection; the next one gets another. Most servers
-/// allow as many, and hyper waits where one allows less.
+/// Requests that are under way on one connection; the next one gets another.
 const STREAMS_MAX: usize = 100;
 
 /// A way to send one request.
@@ -19,8 +18,25 @@ pub(super) enum Sender {
     Http1(Link),
     /// On a connection that has a task of its own, and is not used again.
     Http1Alone(http1::SendRequest<Outgoing>),
-    /// With a token for each request that is under way.
-    Http2(http2::SendRequest<Outgoing>, Arc<()>),
+    Http2(Http2Sender, Arc<Streams>),
+}
+
+pub(super) type Http2Sender = http2::SendRequest<Uploading<Streams>>;
+
+/// The streams of one connection: as many as are held beside the pool's own are under way, from before
+/// a request is begun until both it and its answer have ended.
+///
+/// hyper takes more than upstream allows, and lets them wait without a word. Such a request is taken
+/// for sent, and may be sent long after everybody has given it up.
+pub(super) struct Streams {
+    /// How many upstream allows.
+    allowed: Box<dyn Fn() -> usize + Send + Sync>,
+}
+
+impl Streams {
+    pub(super) fn new(allowed: impl Fn() -> usize + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Streams { allowed: Box::new(allowed) })
+    }
 }
 
 struct Idle {
@@ -35,15 +51,25 @@ impl Idle {
 }
 
 struct Shared {
-    sender: http2::SendRequest<Outgoing>,
-    under_way: Arc<()>,
+    sender: Http2Sender,
+    streams: Arc<Streams>,
     used: Instant,
 }
 
 impl Shared {
     fn is_usable(&self) -> bool {
-        let busy = Arc::strong_count(&self.under_way) > 1;
+        let busy = self.under_way() > 0;
         !self.sender.is_closed() && (busy || self.used.elapsed() < IDLE_MAX)
+    }
+
+    fn has_room(&self) -> bool {
+        self.under_way() < STREAMS_MAX.min((self.streams.allowed)())
+    }
+
+    /// An answer and the body of its request may both hold one: too many are counted then, never too
+    /// few.
+    fn under_way(&self) -> usize {
+        Arc::strong_count(&self.streams) - 1
     }
 }
 
@@ -61,13 +87,10 @@ impl Pool {
     /// written.
     pub(super) fn take(&self) -> Option<Sender> {
         let mut kept = self.kept();
-        // One token is ours.
-        let free = |shared: &&mut Shared| {
-            Arc::strong_count(&shared.under_way) <= STREAMS_MAX && shared.is_usable()
-        };
+        let free = |shared: &&mut Shared| shared.is_usable() && shared.has_room();
         if let Some(shared) = kept.shared.iter_mut().find(free) {
             shared.used = Instant::now();
-            return Some(Sender::Http2(shared.sender.clone(), Arc::clone(&shared.under_way)));
+            return Some(Sender::Http2(shared.sender.clone(), Arc::clone(&shared.streams)));
         }
         // The last one that was used is the least likely to be closed.
         while let Some(idle) = kept.idle.pop() {
@@ -90,9 +113,9 @@ impl Pool {
     }
 
     /// Lets others use a connection too.
-    pub(super) fn share(&self, sender: &http2::SendRequest<Outgoing>, under_way: &Arc<()>) {
-        let (sender, under_way) = (sender.clone(), Arc::clone(under_way));
-        self.kept().shared.push(Shared { sender, under_way, used: Instant::now() });
+    pub(super) fn share(&self, sender: &Http2Sender, streams: &Arc<Streams>) {
+        let (sender, streams) = (sender.clone(), Arc::clone(streams));
+        self.kept().shared.push(Shared { sender, streams, used: Instant::now() });
     }
 
     /// Closes what has not been used for too long.

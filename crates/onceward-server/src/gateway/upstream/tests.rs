@@ -13,7 +13,7 @@ use super::*;
 async fn addresses(base: &str, asked: &str) -> [String; 2] {
     let (ends, _servers) = mpsc::unbounded_channel();
     let base: Uri = base.parse().expect(base);
-    let upstream = Upstream::through(Pipes(ends), base, Duration::from_secs(5));
+    let upstream = Upstream::through(Pipes(ends, Protocol::Http1), base, Duration::from_secs(5));
     let request = Request::get(asked).header(HOST, "shop");
     let (mut http1, ()) = request.body(()).expect("valid").into_parts();
     let mut http2 = http1.clone();
@@ -45,8 +45,11 @@ async fn the_path_and_query_are_passed_on_as_they_were_sent() {
 /// this thread, and none ran since.
 async fn with_a_stale_connection() -> (Upstream<Pipes>, mpsc::UnboundedReceiver<DuplexStream>) {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream =
-        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let upstream = Upstream::through(
+        Pipes(ends, Protocol::Http1),
+        Uri::from_static("http://bank"),
+        Duration::from_secs(5),
+    );
     let first = async { answered(send(&upstream, true).await).await };
     let server = async {
         let mut server = servers.recv().await.expect("a connection");
@@ -96,8 +99,11 @@ async fn a_new_connection_that_cannot_be_had_is_a_request_that_was_never_sent() 
 #[tokio::test]
 async fn a_request_of_which_a_byte_was_written_is_not_sent_again() {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream =
-        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let upstream = Upstream::through(
+        Pipes(ends, Protocol::Http1),
+        Uri::from_static("http://bank"),
+        Duration::from_secs(5),
+    );
     let server = async {
         let mut server = servers.recv().await.expect("a connection");
         server.read_u8().await.expect("the first byte");
@@ -111,8 +117,11 @@ async fn a_request_of_which_a_byte_was_written_is_not_sent_again() {
 #[tokio::test]
 async fn a_connection_is_used_again_only_when_its_answer_has_been_read() {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream =
-        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let upstream = Upstream::through(
+        Pipes(ends, Protocol::Http1),
+        Uri::from_static("http://bank"),
+        Duration::from_secs(5),
+    );
     let server = async {
         let mut server = servers.recv().await.expect("a connection");
         serve(&mut server, &"long".repeat(100_000)).await;
@@ -132,15 +141,16 @@ async fn a_connection_is_used_again_only_when_its_answer_has_been_read() {
     assert!(upstream.pool.take().is_none(), "and there was one");
 }
 
-#[tokio::test]
-async fn the_rest_of_a_request_is_sent_though_its_answer_came_early() {
+/// An upload that upstream answers after its first byte, and upstream's end of the connection.
+async fn answered_early(body: &Bytes) -> (Upstream<Pipes>, Response<FromUpstream>, DuplexStream) {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream =
-        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
-    let body = Bytes::from(vec![b'x'; 200_000]);
+    let upstream = Upstream::through(
+        Pipes(ends, Protocol::Http1),
+        Uri::from_static("http://bank"),
+        Duration::from_secs(5),
+    );
     let (parts, ()) = Request::post("/files").body(()).expect("valid").into_parts();
-    let answered =
-        async { answered(upstream.send(parts, Body::full(body.clone()), &true).await).await };
+    let sent = upstream.send(parts, Body::full(body.clone()), &true);
     let server = async {
         let mut server = servers.recv().await.expect("a connection");
         server.read_u8().await.expect("the first byte");
@@ -148,20 +158,43 @@ async fn the_rest_of_a_request_is_sent_though_its_answer_came_early() {
         server.write_all(answer).await.expect("written");
         server
     };
-    let (answer, mut server) = tokio::join!(answered, server);
-    assert_eq!(answer, "early");
-    assert!(upstream.pool.take().is_none(), "its connection is busy");
+    let (sent, server) = tokio::join!(sent, server);
+    (upstream, sent.expect("an answer"), server)
+}
+
+async fn is_sent_whole(body: &Bytes, server: &mut DuplexStream) {
     let mut seen = Vec::new();
-    while !seen.ends_with(&body) {
+    while !seen.ends_with(body) {
         assert_ne!(server.read_buf(&mut seen).await.expect("no error"), 0, "cut off");
     }
 }
 
 #[tokio::test]
+async fn the_rest_of_a_request_is_sent_though_its_answer_came_early() {
+    let body = Bytes::from(vec![b'x'; 200_000]);
+    let (upstream, response, mut server) = answered_early(&body).await;
+    assert_eq!(answered(Ok(response)).await, "early");
+    assert!(upstream.pool.take().is_none(), "its connection is busy");
+    is_sent_whole(&body, &mut server).await;
+}
+
+#[tokio::test]
+async fn the_rest_of_a_request_is_sent_while_nobody_reads_its_answer() {
+    let body = Bytes::from(vec![b'x'; 200_000]);
+    let (_upstream, unread, mut server) = answered_early(&body).await;
+    let sent = timeout(Duration::from_secs(30), is_sent_whole(&body, &mut server));
+    sent.await.expect("it does not stand still");
+    assert_eq!(answered(Ok(unread)).await, "early");
+}
+
+#[tokio::test]
 async fn who_gives_up_on_an_answer_closes_its_connection() {
     let (ends, mut servers) = mpsc::unbounded_channel();
-    let upstream =
-        Upstream::through(Pipes(ends), Uri::from_static("http://bank"), Duration::from_secs(5));
+    let upstream = Upstream::through(
+        Pipes(ends, Protocol::Http1),
+        Uri::from_static("http://bank"),
+        Duration::from_secs(5),
+    );
     let mut sending = Box::pin(send(&upstream, true));
     let mut server = tokio::select! {
         _ = &mut sending => unreachable!("nobody answers"),
@@ -183,6 +216,49 @@ async fn a_kept_connection_that_was_closed_is_found_by_a_look() {
     let Some(Sender::Http1(mut link)) = upstream.pool.take() else { panic!("a kept one") };
     assert!(link.is_ready(), "nobody has looked");
     assert!(!link.is_still_ready(), "its other end has gone");
+}
+
+/// Answers in HTTP/2, one stream at a time on each connection, and tells which connection got what.
+/// The answers of `/endless` do not end.
+fn one_stream_at_a_time() -> (Upstream<Pipes>, mpsc::UnboundedReceiver<(usize, String)>) {
+    let (ends, mut servers) = mpsc::unbounded_channel();
+    let (tell, told) = mpsc::unbounded_channel();
+    let serve = async |number, server, tell: mpsc::UnboundedSender<_>| {
+        let mut builder = h2::server::Builder::new();
+        builder.max_concurrent_streams(1);
+        let mut connection = builder.handshake::<_, Bytes>(server).await.expect("HTTP/2");
+        let mut endless = Vec::new();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let path = request.uri().path().to_owned();
+            let ends = path != "/endless";
+            endless.push(respond.send_response(Response::new(()), ends).expect("answered"));
+            tell.send((number, path)).expect("somebody listens");
+        }
+    };
+    tokio::spawn(async move {
+        let mut number = 0;
+        while let Some(server) = servers.recv().await {
+            number += 1;
+            tokio::spawn(serve(number, server, tell.clone()));
+        }
+    });
+    let pipes = Pipes(ends, Protocol::Http2);
+    let base = Uri::from_static("http://bank");
+    (Upstream::through(pipes, base, Duration::from_secs(5)), told)
+}
+
+#[tokio::test]
+async fn a_request_does_not_wait_for_answers_that_have_not_ended() {
+    let (upstream, mut told) = one_stream_at_a_time();
+    let (parts, ()) = Request::get("/endless").body(()).expect("valid").into_parts();
+    let endless = upstream.send(parts, Body::full(Bytes::new()), &true).await.expect("a head");
+    assert_eq!(told.recv().await, Some((1, "/endless".to_owned())));
+    assert_eq!(answered(send(&upstream, true).await).await, "");
+    assert_eq!(told.recv().await, Some((2, "/charges".to_owned())));
+    // The twin: once it has ended, its connection takes the next one.
+    drop(endless);
+    assert_eq!(answered(send(&upstream, true).await).await, "");
+    assert_eq!(told.recv().await, Some((1, "/charges".to_owned())));
 }
 
 async fn send(
@@ -210,7 +286,7 @@ async fn serve(server: &mut DuplexStream, body: &str) {
 }
 
 /// Connects by pipes in memory, and hands their other ends to the test.
-struct Pipes(mpsc::UnboundedSender<DuplexStream>);
+struct Pipes(mpsc::UnboundedSender<DuplexStream>, Protocol);
 
 impl Dial for Pipes {
     type Stream = DuplexStream;
@@ -222,10 +298,10 @@ impl Dial for Pipes {
         let (client, server) = duplex(1 << 16);
         let refused = |_| io::ErrorKind::ConnectionRefused.into();
         let sent = self.0.send(server).map_err(refused);
-        std::future::ready(sent.map(|()| (client, Protocol::Http1)))
+        std::future::ready(sent.map(|()| (client, self.1)))
     }
 
     fn may_share(&self) -> bool {
-        false
+        self.1 == Protocol::Http2
     }
 }
