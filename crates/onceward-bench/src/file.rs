@@ -62,14 +62,14 @@ struct Figures {
     latency_us: f64,
 }
 
-const INSERT: &str = "INSERT INTO records (scope, key, recipe, fingerprint, generation, state, \
+const INSERT: &str = "INSERT INTO onceward_records (scope, key, recipe, fingerprint, generation, state, \
     attempt, fence, attempts, effects, route, method, path, created_at, started_at, lease_until, \
     max_execution, finished_at, expires_at, retention, purge_at, last_error, reconcile_after, \
     void, reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, \
     reply_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
     ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING";
 
-const UPDATE: &str = "UPDATE records SET (recipe, fingerprint, generation, state, attempt, fence, \
+const UPDATE: &str = "UPDATE onceward_records SET (recipe, fingerprint, generation, state, attempt, fence, \
     attempts, effects, route, method, path, created_at, started_at, lease_until, max_execution, \
     finished_at, expires_at, retention, purge_at, last_error, reconcile_after, void, \
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, \

@@ -37,7 +37,7 @@ mod queue;
 mod reconcile;
 mod resolve;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod told;
 
 pub use advance::{ANOTHER_EFFECT_IS_OPEN, STEP_HAS_A_RESULT, advance, keeps_request};

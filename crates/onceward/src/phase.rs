@@ -99,6 +99,12 @@ pub enum Misuse {
     /// The connection is not in a transaction, so that the reply would not be part of one.
     #[error("the connection is not in a transaction")]
     NotInTransaction,
+    /// The connection's commits would be acknowledged before they are on the disk.
+    #[error(
+        "the connection does not wait for the disk when it commits: open it with \
+         `PRAGMA synchronous = FULL`, and leave `journal_mode` at WAL"
+    )]
+    NotDurable,
     /// The records are elsewhere, so that they cannot be part of the transaction.
     #[error("the transaction is on another database than the records")]
     OtherDatabase,

@@ -52,7 +52,7 @@ impl Home {
                 let change = format!(
                     "import sqlite3\n\
                      db = sqlite3.connect('{}')\n\
-                     db.execute('UPDATE records SET expires_at = expires_at - {by}, \
+                     db.execute('UPDATE onceward_records SET expires_at = expires_at - {by}, \
                      purge_at = purge_at - {by}')\n\
                      db.commit()",
                     folder.path().join("x.db").display()

@@ -1,11 +1,11 @@
 -- What the store remembers about itself: its identity settings, and a name of its own.
-CREATE TABLE meta (
+CREATE TABLE onceward_meta (
     name  TEXT PRIMARY KEY,
     value TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- One row for each scope and key. Times are microseconds since 1970, durations microseconds.
-CREATE TABLE records (
+CREATE TABLE onceward_records (
     record_id       INTEGER PRIMARY KEY,
     scope           TEXT    NOT NULL CHECK (length(scope) BETWEEN 1 AND 255),
     key             TEXT    NOT NULL CHECK (length(key) BETWEEN 1 AND 255),
@@ -53,15 +53,15 @@ CREATE TABLE records (
 ) STRICT;
 
 -- For the sweeper: leases that ran out.
-CREATE INDEX records_lease ON records (lease_until) WHERE state = 'in_progress';
+CREATE INDEX onceward_records_lease ON onceward_records (lease_until) WHERE state = 'in_progress';
 -- For the reaper: retention that is over, then tombstones whose time is over.
-CREATE INDEX records_expiry ON records (expires_at) WHERE state IN ('completed', 'failed_retryable');
-CREATE INDEX records_purge ON records (purge_at) WHERE state = 'expired';
+CREATE INDEX onceward_records_expiry ON onceward_records (expires_at) WHERE state IN ('completed', 'failed_retryable');
+CREATE INDEX onceward_records_purge ON onceward_records (purge_at) WHERE state = 'expired';
 -- For the reconciler: unknown outcomes that are due.
-CREATE INDEX records_reconcile ON records (reconcile_after) WHERE state = 'unknown';
+CREATE INDEX onceward_records_reconcile ON onceward_records (reconcile_after) WHERE state = 'unknown';
 
 -- The steps of a phased operation, as they were committed.
-CREATE TABLE steps (
+CREATE TABLE onceward_steps (
     step_id    INTEGER PRIMARY KEY,
     scope      TEXT    NOT NULL,
     key        TEXT    NOT NULL,
@@ -73,7 +73,7 @@ CREATE TABLE steps (
 ) STRICT;
 
 -- The request of a phased operation, for a worker that has to go on with it.
-CREATE TABLE requests (
+CREATE TABLE onceward_requests (
     request_id INTEGER PRIMARY KEY,
     scope      TEXT    NOT NULL,
     key        TEXT    NOT NULL,
@@ -86,21 +86,21 @@ CREATE TABLE requests (
 
 -- Both go in the very statement in which their record comes to rest, whoever makes it: a generation
 -- never sees what an earlier one left.
-CREATE TRIGGER records_at_rest AFTER UPDATE OF state ON records
+CREATE TRIGGER onceward_records_at_rest AFTER UPDATE OF state ON onceward_records
 WHEN OLD.state IN ('pending', 'in_progress', 'unknown')
     AND NEW.state IN ('completed', 'failed_retryable', 'expired')
 BEGIN
-    DELETE FROM steps WHERE scope = NEW.scope AND key = NEW.key;
-    DELETE FROM requests WHERE scope = NEW.scope AND key = NEW.key;
+    DELETE FROM onceward_steps WHERE scope = NEW.scope AND key = NEW.key;
+    DELETE FROM onceward_requests WHERE scope = NEW.scope AND key = NEW.key;
 END;
-CREATE TRIGGER records_removed AFTER DELETE ON records
+CREATE TRIGGER onceward_records_removed AFTER DELETE ON onceward_records
 BEGIN
-    DELETE FROM steps WHERE scope = OLD.scope AND key = OLD.key;
-    DELETE FROM requests WHERE scope = OLD.scope AND key = OLD.key;
+    DELETE FROM onceward_steps WHERE scope = OLD.scope AND key = OLD.key;
+    DELETE FROM onceward_requests WHERE scope = OLD.scope AND key = OLD.key;
 END;
 
 -- What a person may have to understand later. Lives longer than the record it is about.
-CREATE TABLE audit_records (
+CREATE TABLE onceward_audit_records (
     audit_id       INTEGER PRIMARY KEY,
     at             INTEGER NOT NULL,
     scope          TEXT    NOT NULL,

@@ -1,5 +1,5 @@
 -- Messages that were committed with business rows, and that a relay delivers.
-CREATE TABLE outbox (
+CREATE TABLE onceward_outbox (
     -- AUTOINCREMENT: an id is never used again, so that a delete by id deletes what was looked at.
     message_id        INTEGER PRIMARY KEY AUTOINCREMENT,
     scope             TEXT    NOT NULL,
@@ -33,11 +33,11 @@ CREATE TABLE outbox (
 ) STRICT;
 
 -- For the relay: what is due, what was begun and not ended, and what one claim holds.
-CREATE INDEX outbox_ready ON outbox (sink, next_at) WHERE state = 'ready' AND held = 0;
-CREATE INDEX outbox_delivering ON outbox (sink, lease_until) WHERE state = 'delivering';
-CREATE INDEX outbox_claim ON outbox (attempt) WHERE state = 'delivering';
+CREATE INDEX onceward_outbox_ready ON onceward_outbox (sink, next_at) WHERE state = 'ready' AND held = 0;
+CREATE INDEX onceward_outbox_delivering ON onceward_outbox (sink, lease_until) WHERE state = 'delivering';
+CREATE INDEX onceward_outbox_claim ON onceward_outbox (attempt) WHERE state = 'delivering';
 -- The order of each aggregate.
-CREATE INDEX outbox_aggregate ON outbox (aggregate, message_id) WHERE state <> 'done';
+CREATE INDEX onceward_outbox_aggregate ON onceward_outbox (aggregate, message_id) WHERE state <> 'done';
 -- For people: dead letters, and all else that is not done. For the purge: what is done.
-CREATE INDEX outbox_open ON outbox (state, message_id) WHERE state <> 'done';
-CREATE INDEX outbox_done ON outbox (done_at) WHERE state = 'done';
+CREATE INDEX onceward_outbox_open ON onceward_outbox (state, message_id) WHERE state <> 'done';
+CREATE INDEX onceward_outbox_done ON onceward_outbox (done_at) WHERE state = 'done';

@@ -1,3 +1,3 @@
 -- For operators: the latest first, in pages.
-CREATE INDEX records_created ON records (created_at);
-CREATE INDEX audit_records_at ON audit_records (at);
+CREATE INDEX onceward_records_created ON onceward_records (created_at);
+CREATE INDEX onceward_audit_records_at ON onceward_audit_records (at);

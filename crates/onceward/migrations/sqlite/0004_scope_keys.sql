@@ -1,5 +1,5 @@
 -- The data keys of scopes, wrapped by keys that are not here. Of one that was dropped its id is left.
-CREATE TABLE scope_keys (
+CREATE TABLE onceward_scope_keys (
     scope_key_id INTEGER PRIMARY KEY,
     scope        TEXT    NOT NULL CHECK (length(scope) BETWEEN 1 AND 255),
     key_id       BLOB    NOT NULL CHECK (length(key_id) = 16),
@@ -9,4 +9,4 @@ CREATE TABLE scope_keys (
 ) STRICT;
 
 -- A scope has one for each key that wraps.
-CREATE UNIQUE INDEX scope_keys_standing ON scope_keys (scope, wrapped_by) WHERE wrapped IS NOT NULL;
+CREATE UNIQUE INDEX onceward_scope_keys_standing ON onceward_scope_keys (scope, wrapped_by) WHERE wrapped IS NOT NULL;

@@ -1,2 +1,2 @@
 -- For the sweeper: pending work, by the time at which it is given up.
-CREATE INDEX records_overdue ON records (queued_until) WHERE state = 'pending';
+CREATE INDEX onceward_records_overdue ON onceward_records (queued_until) WHERE state = 'pending';

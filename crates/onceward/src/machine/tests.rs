@@ -142,7 +142,7 @@ fn record_of(ask: &Ask, state: State) -> Record {
     }
 }
 
-fn record_in(state: State) -> Record {
+pub(crate) fn record_in(state: State) -> Record {
     let record = record_of(&ask(), state);
     assert_eq!(record.state, state);
     record

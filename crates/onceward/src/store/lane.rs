@@ -4,12 +4,14 @@
 //! The worker that sends a batch gathers the next one meanwhile, and sends it itself if it is done
 //! first: one request after the other wakes no second worker.
 
-use std::{future::pending, pin::pin, sync::Arc, time::Duration};
+use std::{future::pending, panic::AssertUnwindSafe, pin::pin, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use tokio::{
     sync::{Mutex, mpsc, oneshot, watch},
     time::timeout,
 };
+use tracing::error;
 
 use super::{StoreError, StoreErrorKind};
 
@@ -26,6 +28,9 @@ const LINE_MAX: usize = 4096;
 
 /// What a worker has of its own: a connection that is made anew when it broke.
 pub(super) trait Linked: Send + 'static {
+    /// Nobody knows what state the connection is in: whoever needs one makes it anew.
+    fn give_up(&mut self);
+
     /// Ends the connection in an orderly way.
     fn close(&mut self) -> impl Future<Output = ()> + Send;
 }
@@ -90,7 +95,7 @@ impl<E: Element> Lane<E> {
     ) -> Result<A, StoreError> {
         let (sender, mut answer) = oneshot::channel();
         if self.line.send(element(sender)).await.is_err() {
-            return Err(closed(E::STORE, StoreErrorKind::Unavailable));
+            return Err(StoreError::new(StoreErrorKind::Unavailable, E::STORE, "it is closed"));
         }
         // Work that came into the line while the workers ended may stay there for ever.
         let answered = tokio::select! {
@@ -98,7 +103,7 @@ impl<E: Element> Lane<E> {
             answered = &mut answer => answered.ok(),
             () = self.ended() => answer.try_recv().ok(),
         };
-        answered.unwrap_or_else(|| Err(closed(E::STORE, StoreErrorKind::Ambiguous)))
+        answered.unwrap_or_else(|| Err(unanswered(E::STORE)))
     }
 
     /// Puts an element in line whose sender somebody else waits for.
@@ -167,15 +172,26 @@ impl<E: Element> Worker<E> {
                 None => self.head.lock().await,
             };
             let Some(batch) = head.next(&mut self.closing).await else { break };
-            let mut sending = pin!(E::run(batch, &mut link));
-            tokio::select! {
-                biased;
-                () = &mut sending => held = Some(head),
-                () = head.gather() => {
-                    // For whoever is free, now or first.
-                    drop(head);
-                    sending.await;
+            let sent = {
+                let sending = AssertUnwindSafe(E::run(batch, &mut link));
+                let mut sending = pin!(sending.catch_unwind());
+                tokio::select! {
+                    biased;
+                    sent = &mut sending => {
+                        held = Some(head);
+                        sent
+                    }
+                    () = head.gather() => {
+                        // For whoever is free, now or first.
+                        drop(head);
+                        sending.await
+                    }
                 }
+            };
+            // Those whose answers went with it are told so, and ask again. The next batch must go.
+            if sent.is_err() {
+                error!(store = E::STORE, "a batch panicked: this is a bug");
+                link.give_up();
             }
         }
         link.close().await;
@@ -233,8 +249,9 @@ async fn until_closing(closing: &mut watch::Receiver<bool>) {
     let _ = closing.wait_for(|closing| *closing).await;
 }
 
-fn closed(store: &'static str, kind: StoreErrorKind) -> StoreError {
-    StoreError::new(kind, store, "it is closed")
+/// It stood in line, and nobody answered it: the lane was closed, or its batch panicked.
+fn unanswered(store: &'static str) -> StoreError {
+    StoreError::new(StoreErrorKind::Ambiguous, store, "no answer: it was closed, or it panicked")
 }
 
 #[cfg(test)]
@@ -246,6 +263,12 @@ mod tests {
     /// Tells what it is sent, waits until it may answer, and says on which link that was.
     struct Asked(u32, Sender<usize>);
 
+    /// Asked with this number, a batch panics.
+    const PANICS: u32 = 77;
+
+    /// Said of a connection that was given up.
+    const GIVEN_UP: u32 = 78;
+
     struct Wire {
         place: usize,
         sent: UnboundedSender<(usize, Vec<u32>)>,
@@ -253,6 +276,10 @@ mod tests {
     }
 
     impl Linked for Wire {
+        fn give_up(&mut self) {
+            let _ = self.sent.send((self.place, vec![GIVEN_UP]));
+        }
+
         async fn close(&mut self) {}
     }
 
@@ -271,9 +298,11 @@ mod tests {
         }
 
         async fn run(batch: Vec<Self>, link: &mut Wire) {
-            let numbers = batch.iter().map(|asked| asked.0).collect();
+            let numbers: Vec<_> = batch.iter().map(|asked| asked.0).collect();
+            let panics = numbers.contains(&PANICS);
             let _ = link.sent.send((link.place, numbers));
             link.may_answer.acquire().await.expect("open").forget();
+            assert!(!panics, "as it was told to");
             for Asked(_, sender) in batch {
                 let _ = sender.send(Ok(link.place));
             }
@@ -358,6 +387,28 @@ mod tests {
         let _next = sample.ask(1);
         assert_eq!(sample.sent().await, (1 - place, vec![1]));
         assert_eq!(begun.elapsed().as_millis(), GATHER_TIME_MAX.as_millis());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_panic_callers_are_told_that_nobody_knows_and_the_next_batches_go() {
+        let mut sample = sample();
+        // More often than there are workers.
+        for round in 0..3 {
+            let first = sample.ask(round);
+            let (place, _) = sample.sent().await;
+            let cut_off = [sample.ask(PANICS), sample.ask(10 + round)];
+            tokio::task::yield_now().await;
+            sample.may_answer.add_permits(2);
+            assert!(first.await.expect("no panic").is_ok(), "it was answered before");
+            assert_eq!(sample.sent().await, (place, vec![PANICS, 10 + round]));
+            for asked in cut_off {
+                let error = asked.await.expect("no panic").expect_err("its batch panicked");
+                assert_eq!(error.kind(), StoreErrorKind::Ambiguous, "{error}");
+            }
+            assert_eq!(sample.sent().await, (place, vec![GIVEN_UP]));
+        }
+        sample.may_answer.add_permits(1);
+        assert!(sample.ask(4).await.expect("no panic").is_ok());
     }
 
     #[tokio::test(start_paused = true)]

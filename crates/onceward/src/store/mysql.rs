@@ -22,7 +22,7 @@ use super::{
     beside::{self, Beside},
     lane::Lane,
     list::{AuditPage, AuditQuery, Page, Query, Stats},
-    step::RecordStep,
+    step::{Intent, RecordStep},
     turn::Turns,
     witness::{Witness, Witnesses},
 };
@@ -198,9 +198,9 @@ impl MySqlStore {
     ) -> StoreFuture<'_, A> {
         let Asked { id, step_name, bytes, reserves } = step;
         Box::pin(self.batches.ask(move |sender| {
-            let (looks, answer) = (false, None);
+            let (intent, answer) = (Intent::Write, None);
             let pending =
-                RecordStep { store: STORE, id, step_name, looks, decide, notes, answer, sender };
+                RecordStep { store: STORE, id, step_name, intent, decide, notes, answer, sender };
             Step { pending: Box::new(pending), bytes, reserves, lost: false, inserts: false }
         }))
     }

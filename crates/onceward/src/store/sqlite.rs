@@ -25,7 +25,7 @@ use super::{
     StoreErrorKind, StoreFuture, Swept, Which, Write, Written,
     beside::Beside,
     list::{AuditPage, AuditQuery, Page, Query},
-    step::{PendingStep, RecordStep},
+    step::{Intent, PendingStep, RecordStep},
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
@@ -177,7 +177,7 @@ impl SqliteStore {
         id: RecordId,
         decide: impl Fn(Option<&Record>, Timestamp) -> Step<A> + Send + 'static,
     ) -> StoreFuture<'_, A> {
-        self.step_beside(id, None, move |found, _, now| (decide(found, now), None))
+        self.step_beside(id, Intent::Write, None, move |found, _, now| (decide(found, now), None))
     }
 
     /// The same with more to write than the record. If it is about a step of a phased operation, it
@@ -185,10 +185,11 @@ impl SqliteStore {
     fn step_beside<A: Send + 'static>(
         &self,
         id: RecordId,
+        intent: Intent,
         step_name: Option<Box<str>>,
         decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
     ) -> StoreFuture<'_, A> {
-        self.ask(move |sender| Work::Step(step_of(id, step_name, false, decide, sender)))
+        self.ask(move |sender| Work::Step(step_of(id, intent, step_name, decide, sender)))
     }
 
     /// A step that changes nothing, whatever it finds.
@@ -200,7 +201,7 @@ impl SqliteStore {
         let decide = move |found: Option<&Record>, _: bool, now| {
             (Step { change: Change::Keep, audit: None, answer: decide(found, now) }, None)
         };
-        self.ask(move |sender| Work::Step(step_of(id, None, true, decide, sender)))
+        self.ask(move |sender| Work::Step(step_of(id, Intent::Look, None, decide, sender)))
     }
 
     /// Hands work to the writer. Once it stands in line it is done, whether or not somebody still
@@ -212,16 +213,19 @@ impl SqliteStore {
         Box::pin(async move {
             let (sender, mut answer) = oneshot::channel();
             if self.work.send(work(sender)).await.is_err() {
-                return Err(closed(StoreErrorKind::Unavailable));
+                return Err(closed());
             }
-            // Work that came into the line while the writer ended, with its runtime or in a panic,
-            // may stay there: its answer would never come, and its sender would never be dropped.
+            // Work that came into the line while the writer ended with its runtime may stay there: its
+            // answer would never come, and its sender would never be dropped.
             let answered = tokio::select! {
                 biased;
                 answered = &mut answer => answered.ok(),
                 () = self.ended() => answer.try_recv().ok(),
             };
-            answered.unwrap_or_else(|| Err(closed(StoreErrorKind::Ambiguous)))
+            let unanswered = "no answer: it was closed, or it panicked";
+            answered.unwrap_or_else(|| {
+                Err(StoreError::new(StoreErrorKind::Ambiguous, error::STORE, unanswered))
+            })
         })
     }
 
@@ -235,17 +239,17 @@ impl SqliteStore {
 /// A step as it stands in line. Nothing is noted of it: one file does not become another one.
 fn step_of<A: Send + 'static>(
     id: RecordId,
+    intent: Intent,
     step_name: Option<Box<str>>,
-    looks: bool,
     decide: impl Fn(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>) + Send + 'static,
     sender: oneshot::Sender<Result<A, StoreError>>,
 ) -> Box<dyn PendingStep> {
     let (store, notes) = (error::STORE, |_: &A| None::<()>);
-    Box::new(RecordStep { store, id, step_name, looks, decide, notes, answer: None, sender })
+    Box::new(RecordStep { store, id, step_name, intent, decide, notes, answer: None, sender })
 }
 
-fn closed(kind: StoreErrorKind) -> StoreError {
-    StoreError::new(kind, error::STORE, "it is closed")
+fn closed() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, error::STORE, "it is closed")
 }
 
 impl Store for SqliteStore {
@@ -254,7 +258,7 @@ impl Store for SqliteStore {
             return self
                 .look(ask.id.clone(), move |found, now| machine::reserve(found, &ask, now).answer);
         }
-        self.step_beside(ask.id.clone(), None, move |found, _, now| {
+        self.step_beside(ask.id.clone(), Intent::Reserve, None, move |found, _, now| {
             super::beside::reserve(found, &ask, now)
         })
     }
@@ -278,7 +282,7 @@ impl Store for SqliteStore {
     fn advance<'a>(&'a self, lease: &'a Lease, advance: Advance) -> StoreFuture<'a, Advanced> {
         let guard = Lease { id: lease.id.clone(), ..*lease };
         let name = Some(advance.name().into());
-        self.step_beside(lease.id.clone(), name, move |found, saved, _| {
+        self.step_beside(lease.id.clone(), Intent::Write, name, move |found, saved, _| {
             super::beside::advance(found, &guard, &advance, saved)
         })
     }

@@ -9,15 +9,26 @@ use crate::{
     record::{AuditRecord, Record, RecordId},
 };
 
+/// What a step is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Intent {
+    /// Changes nothing, whatever it finds.
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "a batch locks all its rows"))]
+    Look,
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "a batch locks all its rows"))]
+    Reserve,
+    /// Anything else.
+    Write,
+}
+
 /// A step on one record, whatever it answers. Runs again when its batch has to be split up. `N` is
 /// what the store takes note of when it is committed.
 pub(super) trait PendingStep<N = ()>: Send {
     fn id(&self) -> &RecordId;
     /// The step of a phased operation that it is about.
     fn step_name(&self) -> Option<&str>;
-    /// Whether it changes nothing, whatever it finds.
     #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "a batch locks all its rows"))]
-    fn only_looks(&self) -> bool;
+    fn intent(&self) -> Intent;
     fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran;
     /// What is to be noted, once what it ran to is committed.
     #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "a file has no connections"))]
@@ -41,7 +52,7 @@ pub(super) struct RecordStep<A, F, W> {
     pub(super) id: RecordId,
     pub(super) step_name: Option<Box<str>>,
     #[cfg_attr(not(feature = "sqlite"), allow(dead_code, reason = "a batch locks all its rows"))]
-    pub(super) looks: bool,
+    pub(super) intent: Intent,
     pub(super) decide: F,
     /// What an answer has to be noted by.
     #[cfg_attr(not(feature = "mysql"), allow(dead_code, reason = "a file has no connections"))]
@@ -63,8 +74,8 @@ where
         self.step_name.as_deref()
     }
 
-    fn only_looks(&self) -> bool {
-        self.looks
+    fn intent(&self) -> Intent {
+        self.intent
     }
 
     fn run(&mut self, found: Option<&Record>, saved: bool, now: Timestamp) -> Ran {

@@ -33,26 +33,26 @@ async fn what_was_changed_in_a_file_is_found() {
     for (number, (name, sql, expected, part)) in [
         (
             "tables and indexes",
-            "DROP INDEX records_lease",
+            "DROP INDEX onceward_records_lease",
             Verdict::Unsafe,
-            "missing or changed: index records_lease",
+            "missing or changed: index onceward_records_lease",
         ),
         (
             "tables and indexes",
-            "DROP TRIGGER records_at_rest",
+            "DROP TRIGGER onceward_records_at_rest",
             Verdict::Unsafe,
-            "missing or changed: trigger records_at_rest",
+            "missing or changed: trigger onceward_records_at_rest",
         ),
         ("journal_mode", "PRAGMA journal_mode = DELETE", Verdict::Note, "delete"),
         (
             "canary",
-            "INSERT INTO regressions (found) VALUES (1700000000000000)",
+            "INSERT INTO onceward_regressions (found) VALUES (1700000000000000)",
             Verdict::Unsafe,
             "found Tue, 14 Nov 2023",
         ),
         (
             "identity",
-            "INSERT INTO meta (name, value) VALUES ('identity', '0123456789abcdef')",
+            "INSERT INTO onceward_meta (name, value) VALUES ('identity', '0123456789abcdef')",
             Verdict::Ok,
             "0123456789ab... is remembered",
         ),
@@ -60,7 +60,7 @@ async fn what_was_changed_in_a_file_is_found() {
         ("schema", "PRAGMA user_version = 99", Verdict::Note, "which may use it"),
         (
             "schema",
-            "DELETE FROM meta WHERE name = 'compatible_since'; PRAGMA user_version = 99",
+            "DELETE FROM onceward_meta WHERE name = 'compatible_since'; PRAGMA user_version = 99",
             Verdict::Unsafe,
             "which must not use it",
         ),

@@ -9,7 +9,7 @@ use onceward::{
     fingerprint::Fingerprint,
     record::{AttemptId, Lease, RecordId, State},
     reply::{Reply, ReplyBody},
-    store::{Ask, Mode, OpenError, Reservation, StoreErrorKind, Write, Written},
+    store::{Ask, Mode, OpenError, Reservation, StoreErrorKind, Write, Written, site::Site as _},
 };
 use sqlx::{Connection as _, SqliteConnection};
 use tempfile::TempDir;
@@ -136,6 +136,42 @@ async fn the_database_of_another_program_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
+async fn a_file_from_before_the_first_release_is_refused_and_says_why() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    open(&path).await.expect("a store").close().await;
+    run_sql(&path, "PRAGMA application_id = 1332634469").await;
+    let before = fs::read(&path).expect("read");
+    let error = open(&path).await.expect_err("refused");
+    assert!(matches!(error, OpenError::BeforeRelease(_)), "{error}");
+    let examined = SqliteOptions::new(&path).schema().await.expect_err("refused").to_string();
+    assert!(examined.contains("before the first release"), "{examined}");
+    assert_eq!(fs::read(&path).expect("read"), before);
+}
+
+#[tokio::test]
+async fn all_that_we_make_in_a_file_has_our_prefix_so_that_users_can_name_theirs_as_they_like() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let store = open(&path).await.expect("a store");
+    let mut users = raw(&path).await;
+    let names: Vec<String> = sqlx::query_scalar("SELECT name FROM sqlite_schema")
+        .fetch_all(&mut users)
+        .await
+        .expect("the schema");
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        let ours = name.starts_with("onceward_") || name.starts_with("sqlite_");
+        assert!(ours, "{name} may be a name of the user's");
+    }
+    sqlx::raw_sql("CREATE TABLE records (text); CREATE TABLE meta (text); CREATE TABLE outbox (x)")
+        .execute(&mut users)
+        .await
+        .expect("made");
+    let _ = granted(&store, &ask("order-1")).await;
+}
+
+#[tokio::test]
 async fn an_empty_file_is_refused_since_it_may_have_been_cut_off() {
     let directory = directory();
     let path = directory.path().join("store.db");
@@ -159,7 +195,7 @@ async fn a_file_of_a_newer_version_is_refused() {
     let path = directory.path().join("store.db");
     open(&path).await.expect("a store").close().await;
     run_sql(&path, "PRAGMA user_version = 99").await;
-    run_sql(&path, "DELETE FROM meta WHERE name = 'compatible_since'").await;
+    run_sql(&path, "DELETE FROM onceward_meta WHERE name = 'compatible_since'").await;
     let error = open(&path).await.expect_err("refused");
     let OpenError::Newer { found: 99, known, .. } = error else { panic!("{error}") };
     let known = sqlx::AssertSqlSafe(format!("PRAGMA user_version = {known}"));
@@ -174,7 +210,8 @@ async fn a_file_of_a_newer_version_that_lets_this_one_in_is_used_and_keeps_its_v
     open(&path).await.expect("a store").close().await;
     run_sql(&path, "PRAGMA user_version = 99").await;
     let says = async |since: &'static str| {
-        let sql = format!("UPDATE meta SET value = '{since}' WHERE name = 'compatible_since'");
+        let sql =
+            format!("UPDATE onceward_meta SET value = '{since}' WHERE name = 'compatible_since'");
         let sql = sqlx::AssertSqlSafe(sql);
         let changed = sqlx::query(sql).execute(&mut raw(&path).await).await.expect("changed");
         assert_eq!(changed.rows_affected(), 1, "the mark is there from the start");
@@ -289,7 +326,7 @@ async fn a_damaged_record_is_an_error_and_does_not_fail_its_neighbours() {
         let written = store.write(&lease, Write::Complete(reply(b"paid"))).await;
         assert_eq!(written.expect("answer"), Written::Applied);
     }
-    let damage = "UPDATE records SET reply_length = 5 WHERE key = 'order-bad'";
+    let damage = "UPDATE onceward_records SET reply_length = 5 WHERE key = 'order-bad'";
     run_sql(&path, damage).await;
     let together = tokio::join!(store.load(&bad.id), store.load(&good.id));
     assert_eq!(together.0.expect_err("damaged").kind(), StoreErrorKind::Corrupt);
@@ -304,7 +341,7 @@ async fn an_element_that_cannot_be_written_does_not_fail_its_neighbours() {
     let directory = directory();
     let path = directory.path().join("store.db");
     let store = open(&path).await.expect("a store");
-    let poison = "CREATE TRIGGER poison BEFORE INSERT ON records WHEN NEW.key = 'poison' \
+    let poison = "CREATE TRIGGER poison BEFORE INSERT ON onceward_records WHEN NEW.key = 'poison' \
                   BEGIN SELECT RAISE(ABORT, 'poison'); END";
     run_sql(&path, poison).await;
     let keys: Vec<String> = (0..20).map(|number| format!("order-{number}")).collect();
@@ -402,10 +439,10 @@ async fn the_schema_has_the_unique_key_the_checks_and_the_partial_indexes() {
         "UNIQUE (scope, key)",
         "CHECK (state IN ('pending', 'in_progress', 'completed',",
         "CHECK (length(key) BETWEEN 1 AND 255)",
-        "ON records (lease_until) WHERE state = 'in_progress'",
-        "ON records (expires_at) WHERE state IN ('completed', 'failed_retryable')",
-        "ON records (reconcile_after) WHERE state = 'unknown'",
-        "CREATE TABLE audit_records",
+        "ON onceward_records (lease_until) WHERE state = 'in_progress'",
+        "ON onceward_records (expires_at) WHERE state IN ('completed', 'failed_retryable')",
+        "ON onceward_records (reconcile_after) WHERE state = 'unknown'",
+        "CREATE TABLE onceward_audit_records",
     ] {
         assert!(schema.contains(part), "{part} is missing in\n{schema}");
     }
@@ -416,19 +453,20 @@ async fn the_schema_has_the_unique_key_the_checks_and_the_partial_indexes() {
     let lookup = plan(
         "EXPLAIN QUERY PLAN SELECT * FROM (SELECT key AS position, value ->> 0 AS asked_scope, \
          value ->> 1 AS asked_key FROM json_each('[]')) \
-         CROSS JOIN records ON scope = asked_scope AND key = asked_key",
+         CROSS JOIN onceward_records ON scope = asked_scope AND key = asked_key",
     )
     .await;
     let uses_index = |(_, _, _, detail): &(i64, i64, i64, String)| {
-        detail.contains("SEARCH records USING INDEX") && detail.contains("(scope=? AND key=?)")
+        detail.contains("SEARCH onceward_records USING INDEX")
+            && detail.contains("(scope=? AND key=?)")
     };
     assert!(lookup.iter().any(uses_index), "{lookup:?}");
     let sweep = plan(
-        "EXPLAIN QUERY PLAN SELECT * FROM records WHERE state = 'in_progress' \
+        "EXPLAIN QUERY PLAN SELECT * FROM onceward_records WHERE state = 'in_progress' \
          AND lease_until <= 1 AND effects <> 'phased' ORDER BY lease_until LIMIT 1",
     )
     .await;
-    assert!(sweep.iter().any(|row| row.3.contains("records_lease")), "{sweep:?}");
+    assert!(sweep.iter().any(|row| row.3.contains("onceward_records_lease")), "{sweep:?}");
 }
 
 #[tokio::test]

@@ -286,7 +286,7 @@ async fn an_element_that_fails_leaves_neither_its_record_nor_its_audit_record() 
     }
     run_sql(
         &path,
-        "CREATE TRIGGER poison BEFORE UPDATE ON records WHEN NEW.key = 'order-2' \
+        "CREATE TRIGGER poison BEFORE UPDATE ON onceward_records WHEN NEW.key = 'order-2' \
          BEGIN SELECT RAISE(ABORT, 'poison'); END",
     )
     .await;
@@ -316,9 +316,9 @@ async fn a_step_alone_that_cannot_be_written_is_known_not_to_have_happened() {
     let lease = granted(&store, &ask("order-1")).await;
     run_sql(
         &path,
-        "CREATE TRIGGER no_insert BEFORE INSERT ON records \
+        "CREATE TRIGGER no_insert BEFORE INSERT ON onceward_records \
          BEGIN SELECT RAISE(ABORT, 'poison'); END; \
-         CREATE TRIGGER no_update BEFORE UPDATE ON records \
+         CREATE TRIGGER no_update BEFORE UPDATE ON onceward_records \
          BEGIN SELECT RAISE(ABORT, 'poison'); END",
     )
     .await;

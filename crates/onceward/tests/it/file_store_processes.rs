@@ -10,10 +10,13 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use onceward::{
-    SqliteStore, Store,
+    Scope, SqliteStore, Store,
     record::State,
-    store::{Identity, OpenError, Reservation, StoreErrorKind, StoreFuture, Write, Written},
+    store::{
+        Identity, OpenError, Reservation, ScopeKey, StoreErrorKind, StoreFuture, Write, Written,
+    },
 };
 
 use crate::file_store::{ask, directory, granted, open, raw, reply};
@@ -89,6 +92,7 @@ async fn child(role: String) {
         ("compete", keys) => compete(&store, keys.parse().expect("a number")).await,
         ("storm", round) => storm(&store, round).await,
         ("write until a sync fails", what) => write_until_a_sync_fails(&store, what).await,
+        ("erase until a sync fails", _) => erase_until_a_sync_fails(&store).await,
         other => panic!("no such role: {other:?}"),
     }
     store.close().await;
@@ -410,4 +414,47 @@ fn after_a_failed_fsync_the_store_refuses_everything_until_it_is_opened_anew() {
         assert_eq!(said, ["acknowledged true", "poisoned"], "{what}");
         assert_eq!(run("state later", &path), ["absent"], "{what}");
     }
+}
+
+/// The same while keys of scopes are erased: the first call after it says so, whichever it was.
+async fn erase_until_a_sync_fails(store: &SqliteStore) {
+    for number in 0..100 {
+        let scope = Scope::new(format!("tenant-{number}")).expect("scope");
+        let key = ScopeKey {
+            id: [7; 16],
+            wrapped_by: "test".into(),
+            wrapped: Some(Bytes::from_static(b"wrapped")),
+        };
+        if store.scope_keys(&scope, Some(key)).await.is_err() {
+            return say("not proposed");
+        }
+        match store.drop_scope_keys(&scope, "test").await {
+            Err(_) => return say("not erased"),
+            Ok(erased) => assert_eq!(erased, 1),
+        }
+        if let Err(error) = store.ping().await {
+            let source = std::error::Error::source(&error).expect("a cause").to_string();
+            assert!(source.contains("restart"), "{source}");
+            return say("erased, then poisoned");
+        }
+    }
+    say("no sync failed");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn after_a_failed_fsync_while_erased_keys_leave_the_log_the_store_refuses_everything() {
+    let mut said = BTreeSet::new();
+    // Each of the syncs of one turn.
+    for number in 40..46 {
+        let directory = directory();
+        let path = directory.path().join("store.db");
+        let fault = format!("inject=fdatasync,fsync:error=EIO:when={number}");
+        let program = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &fault];
+        let mut child = start_under(&program, "erase until a sync fails ", &path);
+        said.extend(said_by(&mut child));
+        assert!(child.wait().expect("ended").success(), "{number}: {said:?}");
+    }
+    let expected = ["erased, then poisoned", "not erased", "not proposed"].map(str::to_owned);
+    assert_eq!(said, BTreeSet::from(expected));
 }

@@ -24,7 +24,8 @@ async fn saved(store: &SqliteStore, lease: &Lease, name: &str) {
 
 /// How many rows there are beside the records: steps and requests.
 async fn rows(path: &Path) -> (i64, i64) {
-    let count = "SELECT (SELECT count(*) FROM steps), (SELECT count(*) FROM requests)";
+    let count =
+        "SELECT (SELECT count(*) FROM onceward_steps), (SELECT count(*) FROM onceward_requests)";
     sqlx::query_as(count).fetch_one(&mut raw(path).await).await.expect("a count")
 }
 
@@ -112,13 +113,13 @@ async fn a_step_that_another_connection_made_is_not_undone_by_a_renewal() {
     let lease = granted(&store, &ask).await;
     saved(&store, &lease, "book").await;
     // As a transaction of the user's does.
-    run_sql(&path, "UPDATE records SET recovery_point = 'charge'").await;
+    run_sql(&path, "UPDATE onceward_records SET recovery_point = 'charge'").await;
     let renew = Write::Renew(Duration::from_secs(600));
     assert_eq!(store.write(&lease, renew).await.expect("an answer"), Written::Applied);
     let record = store.load(&ask.id).await.expect("an answer").expect("a record");
     assert_eq!(record.progress.recovery_point.as_deref(), Some("charge"));
     assert!(record.lease_until > lease.until);
-    run_sql(&path, "UPDATE records SET open_effect = 'mail', effect_idempotent = 0").await;
+    run_sql(&path, "UPDATE onceward_records SET open_effect = 'mail', effect_idempotent = 0").await;
     let release = Write::Release("why".into());
     assert_eq!(store.write(&lease, release).await.expect("an answer"), Written::Applied);
     let record = store.load(&ask.id).await.expect("an answer").expect("a record");
@@ -158,10 +159,10 @@ async fn a_damaged_request_does_not_stand_in_the_way_of_the_others() {
     }
     run_sql(
         &path,
-        "UPDATE requests SET headers = x'0100000001' WHERE key = 'order-0'; \
-         UPDATE requests SET uri = 'not a target' WHERE key = 'order-1'; \
-         UPDATE requests SET method = '' WHERE key = 'order-2'; \
-         UPDATE records SET effect_idempotent = NULL, open_effect = NULL, attempts = -1 \
+        "UPDATE onceward_requests SET headers = x'0100000001' WHERE key = 'order-0'; \
+         UPDATE onceward_requests SET uri = 'not a target' WHERE key = 'order-1'; \
+         UPDATE onceward_requests SET method = '' WHERE key = 'order-2'; \
+         UPDATE onceward_records SET effect_idempotent = NULL, open_effect = NULL, attempts = -1 \
          WHERE key = 'order-3'",
     )
     .await;

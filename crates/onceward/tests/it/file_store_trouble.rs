@@ -160,14 +160,15 @@ async fn a_length_that_cannot_be_is_damage_and_does_not_end_the_process() {
     complete(&store, "order-1", &[b'a'; 4096]).await;
     complete(&store, "order-2", &[b'a'; 4096]).await;
     for length in ["9223372036854775807", "1000000000000000", "4097", "4095", "-1", "0"] {
-        let damage = format!("UPDATE records SET reply_length = {length} WHERE key = 'order-1'");
+        let damage =
+            format!("UPDATE onceward_records SET reply_length = {length} WHERE key = 'order-1'");
         let damage: &'static str = Box::leak(damage.into_boxed_str());
         run_sql(&path, damage).await;
         let error = store.load(&ask("order-1").id).await.expect_err("damaged");
         assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{length}: {error}");
         assert!(store.load(&ask("order-2").id).await.expect("an answer").is_some());
     }
-    run_sql(&path, "UPDATE records SET reply_length = 4096 WHERE key = 'order-1'").await;
+    run_sql(&path, "UPDATE onceward_records SET reply_length = 4096 WHERE key = 'order-1'").await;
     let record = store.load(&ask("order-1").id).await.expect("an answer").expect("a record");
     assert_eq!(record.reply, Some(reply(&[b'a'; 4096])));
 }
@@ -192,8 +193,8 @@ async fn damaged_rows_do_not_stop_the_workers() {
     // The first that are due cannot be read.
     run_sql(
         &path,
-        "UPDATE records SET effects = 'nonsense' WHERE key IN ('left-0', 'left-1'); \
-         UPDATE records SET attempts = -1 WHERE key IN ('done-0', 'done-1')",
+        "UPDATE onceward_records SET effects = 'nonsense' WHERE key IN ('left-0', 'left-1'); \
+         UPDATE onceward_records SET attempts = -1 WHERE key IN ('done-0', 'done-1')",
     )
     .await;
     clock.advance(Duration::from_secs(70));
@@ -296,15 +297,15 @@ async fn a_reply_that_changed_on_the_disk_is_an_error_and_is_never_replayed() {
     let path = directory.path().join("store.db");
     let store = open(&path).await.expect("a store");
     let damages = [
-        "UPDATE records SET reply_body = CAST('said' AS BLOB) WHERE key = 'order-0'",
-        "UPDATE records SET reply_status = 200 WHERE key = 'order-1'",
-        "UPDATE records SET reply_schema = 'v9' WHERE key = 'order-2'",
-        "UPDATE records SET reply_headers = CAST(substr(reply_headers, 1, 8) || x'01' AS BLOB) \
+        "UPDATE onceward_records SET reply_body = CAST('said' AS BLOB) WHERE key = 'order-0'",
+        "UPDATE onceward_records SET reply_status = 200 WHERE key = 'order-1'",
+        "UPDATE onceward_records SET reply_schema = 'v9' WHERE key = 'order-2'",
+        "UPDATE onceward_records SET reply_headers = CAST(substr(reply_headers, 1, 8) || x'01' AS BLOB) \
          WHERE key = 'order-3'",
-        "UPDATE records SET reply_headers = CAST(x'00' || substr(reply_headers, 2) AS BLOB) \
+        "UPDATE onceward_records SET reply_headers = CAST(x'00' || substr(reply_headers, 2) AS BLOB) \
          WHERE key = 'order-4'",
-        "UPDATE records SET reply_headers = NULL WHERE key = 'order-5'",
-        "UPDATE records SET reply_encoding = 'not_stored', reply_length = NULL, reply_body = NULL \
+        "UPDATE onceward_records SET reply_headers = NULL WHERE key = 'order-5'",
+        "UPDATE onceward_records SET reply_encoding = 'not_stored', reply_length = NULL, reply_body = NULL \
          WHERE key = 'order-6'",
     ];
     let mut sent = reply(b"paid");

@@ -5,6 +5,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -16,6 +17,7 @@ use onceward::{
     record::State,
     testing::{Fault, FaultyStore, StoreCall},
 };
+use sqlx::Connection as _;
 use tokio::sync::Notify;
 
 use crate::{
@@ -342,6 +344,74 @@ async fn completing_where_it_cannot_be_is_an_error() {
     assert_eq!(misused(local(), "no transaction").await, Misuse::NotInTransaction);
     assert_eq!(misused(local(), "twice").await, Misuse::Refused("completed_twice"));
     assert_eq!(misused(local(), "reserving").await, Misuse::NotSingle);
+}
+
+#[tokio::test]
+async fn a_transaction_whose_commit_does_not_wait_for_the_disk_is_refused() {
+    for (level, is_refused) in [("OFF", true), ("NORMAL", true), ("FULL", false), ("EXTRA", false)]
+    {
+        let shop = Shop::open().await;
+        let served = shop.serve(local(), move |shop: Shop, operation: Operation| async move {
+            let mut connection = shop.pool.acquire().await.map_err(failed)?;
+            let level = sqlx::AssertSqlSafe(format!("PRAGMA synchronous = {level}"));
+            sqlx::raw_sql(level).execute(&mut *connection).await.map_err(failed)?;
+            let mut tx = connection.begin().await.map_err(failed)?;
+            order(&mut tx, "tea").await.map_err(failed)?;
+            let completed = operation.complete_in(&mut *tx, created("ordered")).await;
+            if let Err(error) = &completed {
+                assert!(error.to_string().contains("PRAGMA synchronous = FULL"), "{error}");
+            }
+            completed.map_err(failed)?;
+            tx.commit().await.map_err(failed)
+        });
+        let first = served.charge(KEY).await;
+        assert_eq!(first.text().contains("NotDurable"), is_refused, "{level}: {}", first.text());
+        assert_eq!(shop.orders().await.len(), usize::from(!is_refused), "{level}");
+    }
+}
+
+/// A future that is dropped after so many polls, unless it was ready before.
+async fn cut_off<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, mut left) = (std::pin::pin!(future), polls);
+    std::future::poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending if left <= 1 => Poll::Ready(None),
+        Poll::Pending => {
+            left -= 1;
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_completion_that_is_dropped_leaves_no_transaction_behind_where_there_was_none() {
+    let shop = Shop::open().await;
+    let dropped = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&dropped);
+    let served = shop.serve(local(), move |shop: Shop, operation: Operation| {
+        let count = Arc::clone(&count);
+        async move {
+            let mut connection = shop.pool.acquire().await.expect("acquired");
+            // Where it waits depends on another thread: it is tried often enough.
+            for round in 0..300 {
+                let polls = 1 + round % 4;
+                let completing = operation.complete_in(&mut *connection, created(""));
+                let completed = cut_off(polls, completing).await;
+                let begun = sqlx::raw_sql("BEGIN; ROLLBACK").execute(&mut *connection).await;
+                begun.expect("it was in no transaction");
+                let Some(completed) = completed else {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                };
+                let misused = completed.expect_err("misused").to_string();
+                assert_eq!(misused, Misuse::NotInTransaction.to_string());
+            }
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    });
+    assert_eq!(served.charge(KEY).await.status, 500);
+    assert!(dropped.load(Ordering::SeqCst) > 0, "it was dropped while it waited");
 }
 
 #[tokio::test]

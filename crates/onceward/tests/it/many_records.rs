@@ -59,21 +59,21 @@ async fn a_large_file_is_counted_by_a_sample_and_listed_by_an_index() {
     begin(&store).await;
     let url = format!("sqlite://{}", path.display());
     let mut file = SqliteConnection::connect(&url).await.expect("a connection");
-    let columns = "SELECT group_concat(name, ', ') FROM pragma_table_info('records') \
+    let columns = "SELECT group_concat(name, ', ') FROM pragma_table_info('onceward_records') \
                    WHERE name NOT IN ('record_id', 'key', 'created_at')";
     let columns: String = sqlx::query_scalar(columns).fetch_one(&mut file).await.expect("columns");
     let copy = format!(
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {COPIES}) \
-         INSERT INTO records (key, created_at, {columns}) \
-         SELECT 'copy-' || i, created_at + i, {columns} FROM n, records WHERE key = 'completed'"
+         INSERT INTO onceward_records (key, created_at, {columns}) \
+         SELECT 'copy-' || i, created_at + i, {columns} FROM n, onceward_records WHERE key = 'completed'"
     );
     sqlx::raw_sql(AssertSqlSafe(copy)).execute(&mut file).await.expect("copied");
     look(&store).await;
-    let plan = "EXPLAIN QUERY PLAN SELECT * FROM records WHERE created_at >= 5 \
+    let plan = "EXPLAIN QUERY PLAN SELECT * FROM onceward_records WHERE created_at >= 5 \
                 ORDER BY created_at, scope, key LIMIT 10";
     let plan: Vec<(i64, i64, i64, String)> =
         sqlx::query_as(plan).fetch_all(&mut file).await.expect("a plan");
-    assert!(plan.iter().any(|step| step.3.contains("records_created")), "{plan:?}");
+    assert!(plan.iter().any(|step| step.3.contains("onceward_records_created")), "{plan:?}");
 }
 
 #[tokio::test]

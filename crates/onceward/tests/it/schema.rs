@@ -32,7 +32,7 @@ async fn refusal(file: &mut SqliteConnection, sql: &'static str) -> String {
 async fn a_record_has_a_column_for_each_of_its_facts() {
     let (_directory, mut file) = file().await;
     let columns: Vec<(String, String, bool)> =
-        sqlx::query_as("SELECT name, type, \"notnull\" FROM pragma_table_info('records')")
+        sqlx::query_as("SELECT name, type, \"notnull\" FROM pragma_table_info('onceward_records')")
             .fetch_all(&mut file)
             .await
             .expect("the columns");
@@ -75,19 +75,19 @@ async fn the_schema_takes_the_six_states_and_no_other() {
             State::Completed => (Some(200), Some("identity")),
             _ => (None, None),
         };
-        let update = "UPDATE records SET state = ?, reply_status = ?, reply_encoding = ?";
+        let update = "UPDATE onceward_records SET state = ?, reply_status = ?, reply_encoding = ?";
         let update = sqlx::query(update).bind(state.name()).bind(status).bind(encoding);
         let changed = update.execute(&mut file).await.expect("taken").rows_affected();
         assert_eq!(changed, 1, "{state:?}");
     }
     for (sql, part) in [
-        ("UPDATE records SET state = 'done'", "CHECK"),
-        ("UPDATE records SET state = 'completed'", "CHECK"),
+        ("UPDATE onceward_records SET state = 'done'", "CHECK"),
+        ("UPDATE onceward_records SET state = 'completed'", "CHECK"),
         (
-            "UPDATE records SET state = 'unknown', reply_status = 200, reply_encoding = 'identity'",
+            "UPDATE onceward_records SET state = 'unknown', reply_status = 200, reply_encoding = 'identity'",
             "CHECK",
         ),
-        ("UPDATE records SET state = NULL", "NOT NULL"),
+        ("UPDATE onceward_records SET state = NULL", "NOT NULL"),
     ] {
         let refused = refusal(&mut file, sql).await;
         assert!(refused.contains(part), "{sql}: {refused}");
@@ -98,18 +98,18 @@ async fn the_schema_takes_the_six_states_and_no_other() {
 async fn the_schema_takes_no_failure_of_what_made_steps_and_no_half_of_an_open_effect() {
     let (_directory, mut file) = file().await;
     for sql in [
-        "UPDATE records SET state = 'failed_retryable', recovery_point = 'book'",
-        "UPDATE records SET state = 'failed_retryable', open_effect = 'mail', effect_idempotent = 1",
-        "UPDATE records SET open_effect = 'mail'",
-        "UPDATE records SET effect_idempotent = 1",
-        "UPDATE records SET open_effect = 'mail', effect_idempotent = 2",
+        "UPDATE onceward_records SET state = 'failed_retryable', recovery_point = 'book'",
+        "UPDATE onceward_records SET state = 'failed_retryable', open_effect = 'mail', effect_idempotent = 1",
+        "UPDATE onceward_records SET open_effect = 'mail'",
+        "UPDATE onceward_records SET effect_idempotent = 1",
+        "UPDATE onceward_records SET open_effect = 'mail', effect_idempotent = 2",
     ] {
         let refused = refusal(&mut file, sql).await;
         assert!(refused.contains("CHECK"), "{sql}: {refused}");
     }
     for sql in [
-        "UPDATE records SET recovery_point = 'book', open_effect = 'mail', effect_idempotent = 0",
-        "UPDATE records SET recovery_point = NULL, open_effect = NULL, effect_idempotent = NULL, \
+        "UPDATE onceward_records SET recovery_point = 'book', open_effect = 'mail', effect_idempotent = 0",
+        "UPDATE onceward_records SET recovery_point = NULL, open_effect = NULL, effect_idempotent = NULL, \
          state = 'failed_retryable'",
     ] {
         assert_eq!(refusal(&mut file, sql).await, "", "{sql}");
@@ -119,12 +119,12 @@ async fn the_schema_takes_no_failure_of_what_made_steps_and_no_half_of_an_open_e
 #[tokio::test]
 async fn a_second_step_of_one_name_is_refused_by_the_database() {
     let (_directory, mut file) = file().await;
-    let insert = "INSERT INTO steps (scope, key, generation, ordinal, name, result) \
+    let insert = "INSERT INTO onceward_steps (scope, key, generation, ordinal, name, result) \
                   VALUES ('a', 'b', 1, 1, 'book', x'00')";
     assert_eq!(refusal(&mut file, insert).await, "");
     let refused = refusal(&mut file, insert).await;
-    assert!(refused.contains("UNIQUE constraint failed: steps.scope"), "{refused}");
-    let another = "INSERT INTO steps (scope, key, generation, ordinal, name, result) \
+    assert!(refused.contains("UNIQUE constraint failed: onceward_steps.scope"), "{refused}");
+    let another = "INSERT INTO onceward_steps (scope, key, generation, ordinal, name, result) \
                    VALUES ('a', 'b', 1, 2, 'charge', x'00'), ('a', 'b', 2, 1, 'book', x'00')";
     assert_eq!(refusal(&mut file, another).await, "");
 }
@@ -132,16 +132,19 @@ async fn a_second_step_of_one_name_is_refused_by_the_database() {
 #[tokio::test]
 async fn a_second_row_for_one_scope_and_key_is_refused_by_the_database() {
     let (_directory, mut file) = file().await;
-    let copy = "CREATE TEMP TABLE again AS SELECT * FROM records; \
+    let copy = "CREATE TEMP TABLE again AS SELECT * FROM onceward_records; \
                 UPDATE again SET record_id = record_id + 1";
     assert_eq!(refusal(&mut file, copy).await, "");
-    let insert = "INSERT INTO records SELECT * FROM again";
+    let insert = "INSERT INTO onceward_records SELECT * FROM again";
     let refused = refusal(&mut file, insert).await;
-    assert!(refused.contains("UNIQUE constraint failed: records.scope, records.key"), "{refused}");
+    assert!(
+        refused.contains("UNIQUE constraint failed: onceward_records.scope, onceward_records.key"),
+        "{refused}"
+    );
     // In another scope, or under another key, the same row is taken.
     for change in [
-        "UPDATE again SET scope = 'other'; INSERT INTO records SELECT * FROM again",
-        "UPDATE again SET record_id = 9, key = 'other'; INSERT INTO records SELECT * FROM again",
+        "UPDATE again SET scope = 'other'; INSERT INTO onceward_records SELECT * FROM again",
+        "UPDATE again SET record_id = 9, key = 'other'; INSERT INTO onceward_records SELECT * FROM again",
     ] {
         assert_eq!(refusal(&mut file, change).await, "", "{change}");
     }
@@ -151,35 +154,40 @@ async fn a_second_row_for_one_scope_and_key_is_refused_by_the_database() {
 async fn what_workers_look_for_is_found_by_a_partial_index() {
     let (_directory, mut file) = file().await;
     for (sql, index) in [
-        ("state = 'in_progress' AND lease_until <= 1", "records_lease"),
-        ("state IN ('completed', 'failed_retryable') AND expires_at <= 1", "records_expiry"),
-        ("state = 'expired' AND purge_at <= 1", "records_purge"),
-        ("state = 'unknown' AND reconcile_after <= 1", "records_reconcile"),
-        ("state = 'pending' AND lease_until <= 1", "records_pending"),
+        ("state = 'in_progress' AND lease_until <= 1", "onceward_records_lease"),
+        (
+            "state IN ('completed', 'failed_retryable') AND expires_at <= 1",
+            "onceward_records_expiry",
+        ),
+        ("state = 'expired' AND purge_at <= 1", "onceward_records_purge"),
+        ("state = 'unknown' AND reconcile_after <= 1", "onceward_records_reconcile"),
+        ("state = 'pending' AND lease_until <= 1", "onceward_records_pending"),
         (
             "state = 'pending' AND +created_at >= 5 AND (+created_at, scope, key) > (5, 'a', 'b') \
              ORDER BY created_at, scope, key LIMIT 101",
             // Either index of pending work will do.
-            "records_overdue",
+            "onceward_records_overdue",
         ),
         (
             "state = 'pending' AND queued_until <= 7 AND queued_until >= 5 \
              AND (queued_until, scope, key) > (5, 'a', 'b') \
              ORDER BY queued_until, scope, key LIMIT 101",
-            "records_overdue (queued_until>? AND queued_until<?)",
+            "onceward_records_overdue (queued_until>? AND queued_until<?)",
         ),
     ] {
-        let explain = format!("EXPLAIN QUERY PLAN SELECT record_id FROM records WHERE {sql}");
+        let explain =
+            format!("EXPLAIN QUERY PLAN SELECT record_id FROM onceward_records WHERE {sql}");
         let plan: Vec<(i64, i64, i64, String)> = sqlx::query_as(sqlx::AssertSqlSafe(explain))
             .fetch_all(&mut file)
             .await
             .expect("a plan");
         assert!(plan.iter().any(|step| step.3.contains(index)), "{index}: {plan:?}");
     }
-    let plan: Vec<(i64, i64, i64, String)> =
-        sqlx::query_as("EXPLAIN QUERY PLAN SELECT record_id FROM records WHERE lease_until <= 1")
-            .fetch_all(&mut file)
-            .await
-            .expect("a plan");
+    let plan: Vec<(i64, i64, i64, String)> = sqlx::query_as(
+        "EXPLAIN QUERY PLAN SELECT record_id FROM onceward_records WHERE lease_until <= 1",
+    )
+    .fetch_all(&mut file)
+    .await
+    .expect("a plan");
     assert!(plan.iter().all(|step| step.3.contains("SCAN")), "the twin without a state: {plan:?}");
 }

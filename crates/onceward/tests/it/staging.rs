@@ -142,7 +142,7 @@ async fn an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back() {
             let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
             order(&mut tx, "tea").await.map_err(failed)?;
             // Somebody else has got the record since.
-            let taken = "UPDATE records SET fence = fence + 1";
+            let taken = "UPDATE onceward_records SET fence = fence + 1";
             sqlx::query(taken).execute(&mut *tx).await.map_err(failed)?;
             let staged = operation.stage(&mut *tx, receipt()).await;
             let lost = matches!(staged, Err(TransactionError::LeaseLost));

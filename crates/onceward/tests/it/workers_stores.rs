@@ -43,7 +43,8 @@ async fn a_damaged_reply_is_reaped_with_its_record() {
         let lease = granted(&store, &ask(key)).await;
         let _ = store.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
     }
-    run_sql(&path, "UPDATE records SET reply_digest = zeroblob(8) WHERE key = 'damaged'").await;
+    run_sql(&path, "UPDATE onceward_records SET reply_digest = zeroblob(8) WHERE key = 'damaged'")
+        .await;
     store.load(&ask("damaged").id).await.expect_err("it is damaged");
     assert_eq!(store.reap(10).await.expect("an answer"), Reaped::default());
     clock.advance(RETENTION);
@@ -98,7 +99,7 @@ async fn work_that_cannot_be_read_keeps_nobody_behind_it_in_a_file() {
     let options = SqliteOptions::new(&path).clock(Arc::new(clock.clone()));
     let store = Arc::new(SqliteStore::open(options).await.expect("a store"));
     accept_five(&*store, &clock).await;
-    run_sql(&path, "UPDATE records SET attempts = -1 WHERE key < 'key-3'").await;
+    run_sql(&path, "UPDATE onceward_records SET attempts = -1 WHERE key < 'key-3'").await;
     unreadable_work_is_passed_by(store, &clock).await;
 }
 

@@ -241,6 +241,10 @@ async fn rolls_back(connection: &mut MySqlConnection) -> bool {
 }
 
 impl Linked for Link {
+    fn give_up(&mut self) {
+        self.connection = None;
+    }
+
     async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
             // It is gone either way.

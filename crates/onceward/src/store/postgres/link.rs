@@ -157,6 +157,10 @@ impl Link {
 }
 
 impl Linked for Link {
+    fn give_up(&mut self) {
+        self.connection = None;
+    }
+
     async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
             // It is gone either way.

@@ -11,13 +11,13 @@ use crate::{
     store::{Beat, Beaten, Pulse, Regression},
 };
 
-const LAST: &str = "SELECT count, at FROM beats WHERE node = ?";
-const PUT: &str = "INSERT INTO beats (node, count, at) VALUES (?, ?, ?) \
+const LAST: &str = "SELECT count, at FROM onceward_beats WHERE node = ?";
+const PUT: &str = "INSERT INTO onceward_beats (node, count, at) VALUES (?, ?, ?) \
     ON CONFLICT (node) DO UPDATE SET count = excluded.count, at = excluded.at";
-const PRUNE: &str = "DELETE FROM beats WHERE at <= ?";
-const KNOWN: &str = "SELECT since, found FROM regressions";
-const FORGET: &str = "DELETE FROM regressions";
-const REGRESSED: &str = "INSERT INTO regressions (since, found) VALUES (?, ?)";
+const PRUNE: &str = "DELETE FROM onceward_beats WHERE at <= ?";
+const KNOWN: &str = "SELECT since, found FROM onceward_regressions";
+const FORGET: &str = "DELETE FROM onceward_regressions";
+const REGRESSED: &str = "INSERT INTO onceward_regressions (since, found) VALUES (?, ?)";
 
 impl Statement for Beat {
     type Answer = Pulse;

@@ -236,3 +236,39 @@ impl Statement for PurgeAudit {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        SqliteOptions,
+        store::sqlite::{Stats, open},
+    };
+
+    async fn level(writer: &mut Writer) -> i64 {
+        let connection = writer.connection().await.map_err(|failure| failure.error);
+        let level = sqlx::query_scalar("PRAGMA synchronous");
+        level.fetch_one(connection.expect("a connection")).await.expect("a level")
+    }
+
+    #[tokio::test]
+    async fn a_connection_whose_commits_cannot_be_set_to_wait_for_the_disk_again_is_given_up() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("store.db");
+        let mut options = SqliteOptions::new(&path);
+        let connection = open::open(&mut options).await.expect("a file");
+        let mut writer = Writer::new(connection, options, Arc::new(Stats::default()));
+        let relaxed = writer.sync_commits(Synced::WithTheNext).await;
+        assert!(relaxed.is_ok() && level(&mut writer).await == 1);
+        let strict = writer.sync_commits(Synced::Each).await;
+        assert!(strict.is_ok() && writer.open_connection().is_some(), "the same connection");
+        assert_eq!(level(&mut writer).await, 2);
+        // Within a transaction SQLite refuses to set it.
+        assert!(writer.sync_commits(Synced::WithTheNext).await.is_ok());
+        let connection = writer.open_connection().expect("open");
+        sqlx::raw_sql("BEGIN").execute(connection).await.expect("begun");
+        assert!(writer.sync_commits(Synced::Each).await.is_err());
+        assert!(writer.open_connection().is_none(), "given up");
+        assert_eq!(level(&mut writer).await, 2, "of the next one");
+    }
+}

@@ -15,6 +15,7 @@ pub(super) enum Moment {
 
 /// SQLite's primary result codes that we tell apart.
 mod code {
+    pub(super) const ERROR: u32 = 1;
     pub(super) const BUSY: u32 = 5;
     pub(super) const CORRUPT: u32 = 11;
     pub(super) const FULL: u32 = 13;
@@ -46,6 +47,11 @@ pub(super) fn is_no_database(error: &sqlx::Error) -> bool {
 pub(super) fn is_full(error: &sqlx::Error) -> bool {
     let code = extended_code(error);
     code.map(|code| code & 0xff) == Some(code::FULL) || code == Some(code::IOERR_SHMSIZE)
+}
+
+/// Whether SQLite did not take the statement.
+pub(super) fn is_refusal(error: &sqlx::Error) -> bool {
+    extended_code(error) == Some(code::ERROR)
 }
 
 /// Whether somebody else has the file for longer than one waits.

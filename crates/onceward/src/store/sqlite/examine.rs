@@ -86,14 +86,14 @@ async fn examine(options: &SqliteOptions) -> Result<Vec<Finding>, OpenError> {
 /// What SQLite says of the file.
 async fn inside(path: &Path, findings: &mut Vec<Finding>) -> Result<(), OpenError> {
     let mut connection = connect(path).await.map_err(|error| failed(path, error))?;
-    let schema = match open::ours(&mut connection).await {
+    let made_by = match open::made_by(&mut connection).await {
         Err(error) if super::error::is_damage(&error) && !super::error::is_no_database(&error) => {
             findings.push(damaged(error.to_string()));
             return Ok(());
         }
-        schema => schema.map_err(|error| failed(path, error))?,
+        made_by => made_by.map_err(|error| failed(path, error))?,
     };
-    let schema = schema.ok_or_else(|| OpenError::Foreign(path.into()))?;
+    let schema = made_by.ours(path)?;
     let mut told = |name, looked: Result<Finding, sqlx::Error>| {
         findings.push(looked.unwrap_or_else(|error| Finding::failed(name, error.to_string())));
     };
@@ -181,15 +181,15 @@ async fn objects(connection: &mut SqliteConnection) -> Result<Finding, sqlx::Err
 }
 
 async fn identity(connection: &mut SqliteConnection) -> Result<Finding, sqlx::Error> {
-    let identity = sqlx::query_scalar("SELECT value FROM meta WHERE name = 'identity'");
+    let identity = sqlx::query_scalar("SELECT value FROM onceward_meta WHERE name = 'identity'");
     let identity: Option<String> = identity.fetch_optional(connection).await?;
     Ok(Finding::identity(identity.as_deref()))
 }
 
 async fn canary(connection: &mut SqliteConnection) -> Result<Finding, sqlx::Error> {
-    let found = sqlx::query_scalar("SELECT found FROM regressions");
+    let found = sqlx::query_scalar("SELECT found FROM onceward_regressions");
     let found: Option<i64> = found.fetch_optional(&mut *connection).await?;
-    let alive = sqlx::query_scalar("SELECT count(*) FROM beats WHERE at > ?");
+    let alive = sqlx::query_scalar("SELECT count(*) FROM onceward_beats WHERE at > ?");
     let alive = alive.bind(SystemClock.now().as_micros() - 10_000_000);
     let alive: i64 = alive.fetch_one(connection).await?;
     let found = found.map(Timestamp::from_micros);

@@ -36,10 +36,10 @@ const LOOK_EVERY: i32 = 10_000;
 /// How many ids are drawn for a sample. The same number is in `SAMPLE`.
 const DRAWN: u32 = 20_000;
 
-const LISTED: &str = concat!("SELECT ", listed_columns!(), " FROM records WHERE ");
+const LISTED: &str = concat!("SELECT ", listed_columns!(), " FROM onceward_records WHERE ");
 
 const LISTED_AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
-    reply_status FROM audit_records WHERE true";
+    reply_status FROM onceward_audit_records WHERE true";
 
 impl Sql for QueryBuilder<Sqlite> {
     const OVERDUE: &'static str = "queued_until";
@@ -92,7 +92,7 @@ impl SqliteStore {
     /// A connection that only reads, and gives up in time.
     async fn reader(&self) -> Result<SqliteConnection, StoreError> {
         if self.work.is_closed() {
-            return Err(closed(StoreErrorKind::Unavailable));
+            return Err(closed());
         }
         if open::file_at(&self.path) != self.database.file {
             let moved = "the file was removed or replaced since it was opened";
@@ -164,10 +164,11 @@ fn damaged(error: &super::row::BadRow) -> StoreError {
 /// an index, and is counted up to a bound.
 async fn stats(connection: &mut SqliteConnection, now: Timestamp) -> Result<Stats, sqlx::Error> {
     let bound = i64::from(COUNTED_MAX) + 1;
-    let few = "SELECT count(*) <= ? FROM (SELECT 1 FROM records LIMIT ?)";
+    let few = "SELECT count(*) <= ? FROM (SELECT 1 FROM onceward_records LIMIT ?)";
     let few = sqlx::query_scalar(few).bind(bound - 1).bind(bound);
     let few: bool = few.fetch_one(&mut *connection).await?;
-    let (from, scale) = if few { ("records", 1.0) } else { (SAMPLE, scale(connection).await?) };
+    let (from, scale) =
+        if few { ("onceward_records", 1.0) } else { (SAMPLE, scale(connection).await?) };
     let mut sql = QueryBuilder::<Sqlite>::new("SELECT ");
     push_shown_state(&mut sql, now);
     sql.push(format!(" AS shown, count(*), min({SINCE}) FROM {from} WHERE "));
@@ -207,22 +208,22 @@ const SINCE: &str =
     "CASE WHEN state IN ('in_progress', 'unknown') THEN started_at ELSE created_at END";
 
 const IN_PROGRESS: &str = "SELECT count(*), min(started_at) FROM (\
-    SELECT started_at FROM records WHERE state = 'in_progress' ORDER BY lease_until LIMIT ?)";
+    SELECT started_at FROM onceward_records WHERE state = 'in_progress' ORDER BY lease_until LIMIT ?)";
 const UNKNOWN: &str = "SELECT count(*), min(started_at) FROM (\
-    SELECT started_at FROM records WHERE state = 'unknown' ORDER BY reconcile_after LIMIT ?)";
+    SELECT started_at FROM onceward_records WHERE state = 'unknown' ORDER BY reconcile_after LIMIT ?)";
 const PENDING: &str = "SELECT count(*), min(created_at) FROM (\
-    SELECT created_at FROM records WHERE state = 'pending' ORDER BY lease_until LIMIT ?)";
+    SELECT created_at FROM onceward_records WHERE state = 'pending' ORDER BY lease_until LIMIT ?)";
 
 /// Those records whose ids were drawn.
 const SAMPLE: &str = "(WITH RECURSIVE \
     lots (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM lots WHERE number < 20000), \
-    ids (first, span) AS (SELECT min(record_id), max(record_id) - min(record_id) + 1 FROM records), \
+    ids (first, span) AS (SELECT min(record_id), max(record_id) - min(record_id) + 1 FROM onceward_records), \
     drawn (id) AS MATERIALIZED (SELECT first + abs(random() % span) FROM lots, ids) \
-    SELECT records.* FROM drawn CROSS JOIN records ON record_id = id)";
+    SELECT onceward_records.* FROM drawn CROSS JOIN onceward_records ON record_id = id)";
 
 /// For how many records one of the sample stands.
 async fn scale(connection: &mut SqliteConnection) -> Result<f64, sqlx::Error> {
-    let span = "SELECT max(record_id) - min(record_id) + 1 FROM records";
+    let span = "SELECT max(record_id) - min(record_id) + 1 FROM onceward_records";
     let span: i64 = sqlx::query_scalar(span).fetch_one(connection).await?;
     Ok(span as f64 / f64::from(DRAWN))
 }

@@ -42,9 +42,9 @@ pub(super) async fn schema(options: &SqliteOptions) -> Result<Schema, OpenError>
         return Ok(Schema::new(0, None, MIGRATIONS));
     }
     let mut connection = super::examine::connect(&path).await.map_err(|e| failed(&path, e))?;
-    let schema = open::ours(&mut connection).await.map_err(|e| failed(&path, e))?;
+    let made_by = open::made_by(&mut connection).await.map_err(|e| failed(&path, e))?;
     connection.close().await.map_err(|e| failed(&path, e))?;
-    schema.ok_or(OpenError::Foreign(path))
+    made_by.ours(&path)
 }
 
 /// Applies what is pending, or makes the file.
@@ -88,13 +88,13 @@ pub(super) async fn bring_up(
     if !have.pending.is_empty() {
         let reached = AssertSqlSafe(format!("PRAGMA user_version = {}", have.known));
         sqlx::query(reached).execute(&mut *connection).await.map_err(failed)?;
-        let mark = "INSERT INTO meta (name, value) VALUES ('compatible_since', ?) \
+        let mark = "INSERT INTO onceward_meta (name, value) VALUES ('compatible_since', ?) \
                     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
         let mark = sqlx::query(mark).bind(since(migrations).to_string());
         mark.execute(&mut *connection).await.map_err(failed)?;
     }
     // A write of its own, so that a file that cannot be written is found out now.
-    let opened = "INSERT INTO meta (name, value) VALUES ('opened', '1') \
+    let opened = "INSERT INTO onceward_meta (name, value) VALUES ('opened', '1') \
                   ON CONFLICT (name) DO UPDATE SET value = value + 1";
     execute(connection, opened).await.map_err(failed)?;
     execute(connection, "COMMIT").await.map_err(failed)?;
@@ -120,7 +120,7 @@ pub(super) async fn schema_of(
     let found: u32 = sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut *connection).await?;
     // Only a file that is newer is asked who may use it: others may not have the table yet.
     let since = if found as usize > migrations.len() {
-        let since = "SELECT value FROM meta WHERE name = 'compatible_since'";
+        let since = "SELECT value FROM onceward_meta WHERE name = 'compatible_since'";
         sqlx::query_scalar::<_, String>(since).fetch_optional(connection).await?
     } else {
         None
@@ -157,12 +157,12 @@ mod tests {
         let options = SqliteOptions::new(directory.path().join("store.db"));
         assert_eq!(by_hand(&options).await.expect("made").len(), MIGRATIONS.len());
         assert!(by_hand(&options).await.expect("there").is_empty());
-        let column = adds("adds", "ALTER TABLE records ADD COLUMN colour TEXT", false);
+        let column = adds("adds", "ALTER TABLE onceward_records ADD COLUMN colour TEXT", false);
         assert_eq!(migrate(&options, &[column], By::Start).await.expect("added"), 1);
         let standing = async || schema(&options).await.expect("read").standing();
         assert_eq!(standing().await, Standing::Ahead);
         open::open(&mut options.clone()).await.expect("an old one opens it");
-        let breaks = adds("breaks", "ALTER TABLE requests RENAME TO asked", true);
+        let breaks = adds("breaks", "ALTER TABLE onceward_requests RENAME TO asked", true);
         let refused = migrate(&options, &[column, breaks], By::Start).await;
         assert!(matches!(refused, Err(OpenError::Breaking { migration: "breaks", .. })));
         assert_eq!(standing().await, Standing::Ahead, "it is as it was");

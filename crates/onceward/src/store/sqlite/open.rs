@@ -19,8 +19,11 @@ use super::{
 };
 use crate::store::site::{By, Schema};
 
-/// Marks the file as ours, in SQLite's own header: "Once".
-pub(super) const APPLICATION_ID: u32 = 0x4f6e_6365;
+/// Marks the file as ours, in SQLite's own header: "Onwd".
+pub(super) const APPLICATION_ID: u32 = 0x4f6e_7764;
+
+/// The same in files from before the first release, whose tables have names without a prefix: "Once".
+const APPLICATION_ID_BEFORE: u32 = 0x4f6e_6365;
 
 /// How long to wait for another process that writes, while the file is opened.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,6 +54,12 @@ pub enum OpenError {
     /// The file is an SQLite database of some other program.
     #[error("{0} is the SQLite file of another program; nothing was changed")]
     Foreign(PathBuf),
+    /// Made before the first release, when our tables had other names.
+    #[error(
+        "{0} was made by a version from before the first release, whose tables have other names; \
+         nothing was changed; start with a new file"
+    )]
+    BeforeRelease(PathBuf),
     /// The file is there and empty: it may have been cut off.
     #[error("{0} is empty; if it never held records, remove it and start again")]
     Empty(PathBuf),
@@ -209,21 +218,19 @@ pub(super) async fn inspect(path: &Path) -> Result<(), OpenError> {
     if metadata.len() == 0 {
         return Err(OpenError::Empty(path.into()));
     }
-    let schema = header(path).await.map_err(|error| failed(path, error))?;
-    let schema = schema.ok_or_else(|| OpenError::Foreign(path.into()))?;
-    migrate::usable(path, &schema)?;
+    let made_by = header(path).await.map_err(|error| failed(path, error))?;
+    migrate::usable(path, &made_by.ours(path)?)?;
     if metadata.permissions().readonly() {
         return Err(OpenError::ReadOnly(path.into()));
     }
     Ok(())
 }
 
-/// Of which version it is, if it is ours.
-async fn header(path: &Path) -> Result<Option<Schema>, sqlx::Error> {
+async fn header(path: &Path) -> Result<MadeBy, sqlx::Error> {
     let mut connection = reading(path).connect().await?;
-    let schema = ours(&mut connection).await?;
+    let made_by = made_by(&mut connection).await?;
     connection.close().await?;
-    Ok(schema)
+    Ok(made_by)
 }
 
 /// How a file is opened that is not to be changed.
@@ -235,14 +242,31 @@ pub(super) fn reading(path: &Path) -> SqliteConnectOptions {
         .disable_statement_logging()
 }
 
-/// The schema of a file, if it is ours.
-pub(super) async fn ours(connection: &mut SqliteConnection) -> Result<Option<Schema>, sqlx::Error> {
-    let application_id = sqlx::query_scalar("PRAGMA application_id");
-    let application_id: i64 = application_id.fetch_one(&mut *connection).await?;
-    if application_id != i64::from(APPLICATION_ID) {
-        return Ok(None);
+/// Whose file it is.
+pub(super) enum MadeBy {
+    Us(Schema),
+    UsBeforeRelease,
+    Another,
+}
+
+impl MadeBy {
+    /// The schema of a file of ours.
+    pub(super) fn ours(self, path: &Path) -> Result<Schema, OpenError> {
+        match self {
+            MadeBy::Us(schema) => Ok(schema),
+            MadeBy::UsBeforeRelease => Err(OpenError::BeforeRelease(path.into())),
+            MadeBy::Another => Err(OpenError::Foreign(path.into())),
+        }
     }
-    migrate::schema_of(connection, MIGRATIONS).await.map(Some)
+}
+
+pub(super) async fn made_by(connection: &mut SqliteConnection) -> Result<MadeBy, sqlx::Error> {
+    let id: u32 = sqlx::query_scalar("PRAGMA application_id").fetch_one(&mut *connection).await?;
+    Ok(match id {
+        APPLICATION_ID => MadeBy::Us(migrate::schema_of(connection, MIGRATIONS).await?),
+        APPLICATION_ID_BEFORE => MadeBy::UsBeforeRelease,
+        _ => MadeBy::Another,
+    })
 }
 
 pub(super) async fn connect(
@@ -347,14 +371,14 @@ mod tests {
         let mut old = connect(&options, &path, true).await.expect("a file");
         let told = |at: u32, event: &str| {
             let insert = format!(
-                "INSERT INTO audit_records (at, scope, key, generation, event, attempt, fence, reason) \
+                "INSERT INTO onceward_audit_records (at, scope, key, generation, event, attempt, fence, reason) \
                  VALUES ({at}, 'tenant', 'key', 1, '{event}', zeroblob(16), 7, '')"
             );
             sqlx::AssertSqlSafe(insert)
         };
         let version = format!(
             "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 5; \
-             INSERT INTO meta (name, value) VALUES ('opened', '1')"
+             INSERT INTO onceward_meta (name, value) VALUES ('opened', '1')"
         );
         for migration in &MIGRATIONS[..5] {
             execute(&mut old, migration.sql).await.expect("migrated");
@@ -376,7 +400,7 @@ mod tests {
             let written = sqlx::raw_sql(told(at, event)).execute(&mut now).await;
             assert_eq!(written.is_ok(), is_new, "{event} at {at}");
         }
-        let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM audit_records")
+        let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM onceward_audit_records")
             .fetch_one(&mut now)
             .await
             .expect("a count");

@@ -25,7 +25,7 @@ macro_rules! columns {
 const BY_ID: &str = concat!(
     "SELECT ",
     columns!(),
-    " FROM provider_ids n WHERE n.provider = ? AND n.provider_id = ?"
+    " FROM onceward_provider_ids n WHERE n.provider = ? AND n.provider_id = ?"
 );
 
 /// Of the records in a JSON array of pairs.
@@ -33,11 +33,11 @@ const OF: &str = concat!(
     "SELECT ",
     columns!(),
     " FROM (SELECT key AS position, value ->> 0 AS scope, value ->> 1 AS key FROM json_each(?)) \
-     AS asked CROSS JOIN provider_ids n \
+     AS asked CROSS JOIN onceward_provider_ids n \
      ON n.scope = asked.scope AND n.key = asked.key ORDER BY asked.position, n.note_id"
 );
 
-const PUT: &str = "INSERT INTO provider_ids \
+const PUT: &str = "INSERT INTO onceward_provider_ids \
     (provider, provider_id, scope, key, generation, attempt, fence, at) \
     VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (provider, provider_id) \
     DO UPDATE SET attempt = excluded.attempt, fence = excluded.fence";

@@ -37,12 +37,16 @@ impl Recent {
         if !matches!(record.state, State::InProgress | State::Completed) {
             return;
         }
-        self.young_bytes += bytes_of(&record);
-        self.young.insert(record.id.clone(), record);
-        if self.young.len() >= COUNT_MAX || self.young_bytes >= BYTES_MAX {
+        let bytes = bytes_of(&record);
+        if bytes > BYTES_MAX {
+            return;
+        }
+        if self.young.len() >= COUNT_MAX || self.young_bytes + bytes > BYTES_MAX {
             self.old = take(&mut self.young);
             self.young_bytes = 0;
         }
+        self.young_bytes += bytes;
+        self.young.insert(record.id.clone(), record);
     }
 
     pub(super) fn forget(&mut self, id: &RecordId) {
@@ -67,8 +71,51 @@ impl Recent {
 
 /// Of its reply.
 pub(super) fn bytes_of(record: &Record) -> usize {
-    match record.reply.as_ref().map(|reply| &reply.body) {
-        Some(ReplyBody::Stored(body)) => body.len(),
-        _ => 0,
+    let Some(reply) = &record.reply else { return 0 };
+    let body = match &reply.body {
+        ReplyBody::Stored(body) => body.len(),
+        ReplyBody::NotStored => 0,
+    };
+    let headers = reply.headers.iter();
+    body + headers.map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderValue, StatusCode, header::ETAG};
+
+    use super::*;
+    use crate::{key::Key, machine::tests::record_in, reply::Reply};
+
+    /// A record of this key that was completed with so many bytes, most of them in a header.
+    fn completed(key: &str, bytes: usize) -> Record {
+        let mut reply = Reply::new(StatusCode::OK, "paid");
+        let value = vec![b'x'; bytes - ETAG.as_str().len() - "paid".len()];
+        reply.headers.push((ETAG, HeaderValue::from_bytes(&value).expect("a value")));
+        let mut record = Record { reply: Some(reply), ..record_in(State::Completed) };
+        record.id.key = Key::new(key).expect("a key");
+        record
+    }
+
+    fn bytes_kept(recent: &Recent) -> usize {
+        recent.young.values().chain(recent.old.values()).map(bytes_of).sum()
+    }
+
+    #[test]
+    fn what_is_kept_stays_within_its_bound_headers_and_all() {
+        let mut recent = Recent::default();
+        let third = BYTES_MAX / 3;
+        for number in 0..20 {
+            recent.note(completed(&format!("key-{number}"), third));
+            assert!(bytes_kept(&recent) <= 2 * BYTES_MAX, "{}", bytes_kept(&recent));
+        }
+        let last = completed("key-19", third);
+        assert_eq!(recent.get(&last.id), Some(&last), "the latest is kept");
+        assert!(recent.get(&completed("key-0", third).id).is_none(), "the first has gone");
+        recent.note(completed("large", BYTES_MAX + 1));
+        assert!(recent.get(&completed("large", third).id).is_none(), "one that is too large");
+        assert_eq!(recent.get(&last.id), Some(&last), "and it takes nobody's place");
+        recent.forget(&last.id);
+        assert_eq!(recent.young_bytes, recent.young.values().map(bytes_of).sum::<usize>());
     }
 }

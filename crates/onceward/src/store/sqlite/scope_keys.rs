@@ -17,11 +17,10 @@ use crate::{
     store::{ScopeKey, StoreError},
 };
 
-const KEYS: &str =
-    "SELECT key_id, wrapped_by, wrapped FROM scope_keys WHERE scope = ? ORDER BY scope_key_id";
-const PROPOSE: &str = "INSERT INTO scope_keys (scope, key_id, wrapped_by, wrapped) \
+const KEYS: &str = "SELECT key_id, wrapped_by, wrapped FROM onceward_scope_keys WHERE scope = ? ORDER BY scope_key_id";
+const PROPOSE: &str = "INSERT INTO onceward_scope_keys (scope, key_id, wrapped_by, wrapped) \
     VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING";
-const DROP: &str = "UPDATE scope_keys SET wrapped = NULL \
+const DROP: &str = "UPDATE onceward_scope_keys SET wrapped = NULL \
     WHERE scope = ? AND wrapped IS NOT NULL RETURNING key_id";
 
 impl SqliteStore {

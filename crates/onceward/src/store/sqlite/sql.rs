@@ -10,14 +10,14 @@ pub(super) const LOAD: &str = concat!(
     record_columns!(),
     ", position FROM (\
      SELECT key AS position, value ->> 0 AS asked_scope, value ->> 1 AS asked_key \
-     FROM json_each(?)) CROSS JOIN records ON scope = asked_scope AND key = asked_key"
+     FROM json_each(?)) CROSS JOIN onceward_records ON scope = asked_scope AND key = asked_key"
 );
 
 /// Begins, and finds leases that ran out; phased work is resumed by whoever reserves it next, if it may go on.
 pub(super) const DUE_LEASES: &str = concat!(
     "BEGIN IMMEDIATE; SELECT ",
     record_columns!(),
-    " FROM records WHERE state = 'in_progress' AND lease_until <= ? \
+    " FROM onceward_records WHERE state = 'in_progress' AND lease_until <= ? \
      AND (effects <> 'phased' OR effect_idempotent = 0) \
      ORDER BY lease_until LIMIT ? OFFSET ?"
 );
@@ -26,7 +26,7 @@ pub(super) const DUE_LEASES: &str = concat!(
 pub(super) const DUE_UNKNOWN: &str = concat!(
     "SELECT ",
     record_columns!(),
-    " FROM records WHERE state = 'unknown' AND reconcile_after <= ? \
+    " FROM onceward_records WHERE state = 'unknown' AND reconcile_after <= ? \
      AND route NOT IN (SELECT value FROM json_each(?)) ORDER BY reconcile_after LIMIT ? OFFSET ?"
 );
 
@@ -35,37 +35,37 @@ pub(super) const DUE_UNKNOWN: &str = concat!(
 pub(super) const DUE_RETENTION: &str = concat!(
     "BEGIN IMMEDIATE; SELECT ",
     listed_columns!(),
-    " FROM records WHERE record_id IN (\
-     SELECT record_id FROM records \
+    " FROM onceward_records WHERE record_id IN (\
+     SELECT record_id FROM onceward_records \
      WHERE state IN ('completed', 'failed_retryable') AND expires_at <= ? \
-     UNION ALL SELECT record_id FROM records WHERE state = 'expired' AND purge_at <= ? \
+     UNION ALL SELECT record_id FROM onceward_records WHERE state = 'expired' AND purge_at <= ? \
      LIMIT ? OFFSET ?)"
 );
 
 /// Tombstones in place of records: of a reply only its status is left. One statement for all, since
 /// each is a way to another thread and back.
-pub(super) const BURY: &str = "UPDATE records SET state = value ->> 2, void = value ->> 3, \
+pub(super) const BURY: &str = "UPDATE onceward_records SET state = value ->> 2, void = value ->> 3, \
     reply_status = value ->> 4, reply_headers = unhex(value ->> 5), reply_schema = NULL, \
     reply_encoding = value ->> 6, reply_length = NULL, reply_body = NULL, \
     reply_digest = unhex(value ->> 7) \
-    FROM json_each(?) WHERE scope = value ->> 0 AND records.key = value ->> 1";
+    FROM json_each(?) WHERE scope = value ->> 0 AND onceward_records.key = value ->> 1";
 
-pub(super) const REMOVE: &str = "DELETE FROM records WHERE record_id IN (\
-    SELECT record_id FROM json_each(?) CROSS JOIN records \
-    ON scope = value ->> 0 AND records.key = value ->> 1)";
+pub(super) const REMOVE: &str = "DELETE FROM onceward_records WHERE record_id IN (\
+    SELECT record_id FROM json_each(?) CROSS JOIN onceward_records \
+    ON scope = value ->> 0 AND onceward_records.key = value ->> 1)";
 
 pub(super) const AUDIT: &str = "SELECT at, scope, key, generation, event, attempt, fence, reason, \
     reply_status, reply_headers, reply_schema, reply_encoding, reply_length, reply_body, reply_digest \
-    FROM audit_records WHERE scope = ? AND key = ? ORDER BY audit_id";
+    FROM onceward_audit_records WHERE scope = ? AND key = ? ORDER BY audit_id";
 
 /// What is about a generation that is still there stays.
-pub(super) const PURGE_AUDIT: &str = "DELETE FROM audit_records WHERE audit_id IN \
-    (SELECT audit_id FROM audit_records WHERE at <= ? AND NOT EXISTS (SELECT 1 FROM records \
-    WHERE records.scope = audit_records.scope AND records.key = audit_records.key \
-    AND records.generation = audit_records.generation) ORDER BY at LIMIT ?)";
+pub(super) const PURGE_AUDIT: &str = "DELETE FROM onceward_audit_records WHERE audit_id IN \
+    (SELECT audit_id FROM onceward_audit_records WHERE at <= ? AND NOT EXISTS (SELECT 1 FROM onceward_records \
+    WHERE onceward_records.scope = onceward_audit_records.scope AND onceward_records.key = onceward_audit_records.key \
+    AND onceward_records.generation = onceward_audit_records.generation) ORDER BY at LIMIT ?)";
 
 /// The same thing told twice is one audit record.
-pub(super) const REMEMBER: &str = "INSERT INTO audit_records (at, scope, key, generation, event, \
+pub(super) const REMEMBER: &str = "INSERT INTO onceward_audit_records (at, scope, key, generation, event, \
     attempt, fence, reason, reply_status, reply_headers, reply_schema, reply_encoding, \
     reply_length, reply_body, reply_digest, told) \
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
@@ -105,7 +105,7 @@ pub(super) static PUTS: Sized = LazyLock::new(|| {
     let set = rest_columns!().split(", ").map(|it| format!("{it} = excluded.{it}"));
     let set = set.collect::<Vec<_>>().join(", ");
     sized(
-        &format!("INSERT INTO records ({columns}) SELECT * FROM (VALUES "),
+        &format!("INSERT INTO onceward_records ({columns}) SELECT * FROM (VALUES "),
         row!(),
         &format!(") WHERE column1 IS NOT NULL ON CONFLICT (scope, key) DO UPDATE SET {set}"),
     )
@@ -115,13 +115,13 @@ pub(super) static PUTS: Sized = LazyLock::new(|| {
 /// planner must not come to read the table for it.
 pub(super) static COMPLETES: Sized = LazyLock::new(|| {
     sized(
-        "UPDATE records SET state = 'completed', \
+        "UPDATE onceward_records SET state = 'completed', \
          finished_at = column5, expires_at = column6, purge_at = column7, \
          reply_status = column8, reply_headers = column9, reply_schema = column10, \
          reply_encoding = column11, reply_length = column12, reply_body = column13, \
          reply_digest = column14 FROM (VALUES ",
         "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        ") WHERE record_id = (SELECT it.record_id FROM records AS it \
+        ") WHERE record_id = (SELECT it.record_id FROM onceward_records AS it \
          WHERE it.scope = column1 AND it.key = column2) \
          AND fence = column3 AND attempt = column4 AND +state = 'in_progress'",
     )
@@ -129,7 +129,7 @@ pub(super) static COMPLETES: Sized = LazyLock::new(|| {
 
 /// A record that nobody has.
 pub(super) const INSERT_IF_ABSENT: &str = concat!(
-    "INSERT INTO records (",
+    "INSERT INTO onceward_records (",
     record_columns!(),
     ") VALUES ",
     row!(),
@@ -138,7 +138,7 @@ pub(super) const INSERT_IF_ABSENT: &str = concat!(
 
 /// A record that is still what it was. Every change of a record changes one of these columns.
 pub(super) const UPDATE_IF_UNCHANGED: &str = concat!(
-    "UPDATE records SET (",
+    "UPDATE onceward_records SET (",
     rest_columns!(),
     ") = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, \
      ?, ?, ?, ?, ?, ?, ?) WHERE scope = ? AND key = ? \
@@ -159,39 +159,39 @@ pub(super) const RESUMABLE: &str = concat!(
     record_columns!(),
     ", ",
     request_columns!(),
-    " FROM (SELECT record_id AS due_id, lease_until AS due_at, 1 AS line FROM records \
+    " FROM (SELECT record_id AS due_id, lease_until AS due_at, 1 AS line FROM onceward_records \
      WHERE state = 'in_progress' AND lease_until <= ?1 AND effects = 'phased' \
      AND effect_idempotent IS NOT 0 AND (?4 OR queued_until IS NOT NULL) \
-     UNION ALL SELECT record_id, lease_until, 0 FROM records \
+     UNION ALL SELECT record_id, lease_until, 0 FROM onceward_records \
      WHERE state = 'pending' AND lease_until <= ?1 ORDER BY 3, 2 LIMIT ?2 OFFSET ?3) \
-     CROSS JOIN records ON record_id = due_id LEFT JOIN (\
+     CROSS JOIN onceward_records ON record_id = due_id LEFT JOIN (\
      SELECT scope AS kept_scope, key AS kept_key, method AS kept_method, uri AS kept_uri, \
-     headers AS kept_headers, body AS kept_body FROM requests) \
+     headers AS kept_headers, body AS kept_body FROM onceward_requests) \
      ON kept_scope = scope AND kept_key = key \
      ORDER BY line, due_at"
 );
 
-pub(super) const STEPS: &str = "SELECT name, result FROM steps \
+pub(super) const STEPS: &str = "SELECT name, result FROM onceward_steps \
     WHERE scope = ? AND key = ? AND generation = ? ORDER BY ordinal";
 
 /// Which of the steps that are asked for are saved, and in which generation.
 pub(super) const SAVED: &str = "SELECT position, generation FROM (\
     SELECT key AS position, value ->> 0 AS asked_scope, value ->> 1 AS asked_key, \
-    value ->> 2 AS asked_name FROM json_each(?)) CROSS JOIN steps \
+    value ->> 2 AS asked_name FROM json_each(?)) CROSS JOIN onceward_steps \
     ON scope = asked_scope AND key = asked_key AND name = asked_name";
 
-pub(super) const SAVE_STEP: &str = "INSERT INTO steps (scope, key, generation, name, result, \
-    ordinal) VALUES (?1, ?2, ?3, ?4, ?5, (SELECT coalesce(max(ordinal), 0) + 1 FROM steps \
+pub(super) const SAVE_STEP: &str = "INSERT INTO onceward_steps (scope, key, generation, name, result, \
+    ordinal) VALUES (?1, ?2, ?3, ?4, ?5, (SELECT coalesce(max(ordinal), 0) + 1 FROM onceward_steps \
     WHERE scope = ?1 AND key = ?2 AND generation = ?3))";
 
 /// What the triggers do when a record comes to rest.
 pub(super) const FORGET: [&str; 2] = [
-    "DELETE FROM steps WHERE scope = ? AND key = ?",
-    "DELETE FROM requests WHERE scope = ? AND key = ?",
+    "DELETE FROM onceward_steps WHERE scope = ? AND key = ?",
+    "DELETE FROM onceward_requests WHERE scope = ? AND key = ?",
 ];
 
 /// The first request of a generation is kept.
-pub(super) const KEEP_REQUEST: &str = "INSERT INTO requests (scope, key, method, uri, headers, \
+pub(super) const KEEP_REQUEST: &str = "INSERT INTO onceward_requests (scope, key, method, uri, headers, \
     body) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope, key) DO NOTHING";
 
 #[cfg(test)]
@@ -210,7 +210,7 @@ mod tests {
             let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
             let plan = sqlx::raw_sql(explain).fetch_all(&mut connection).await.expect("a plan");
             let plan: Vec<String> = plan.iter().map(|step| step.get(3)).collect();
-            assert!(!plan.iter().any(|step| step.starts_with("SCAN records")), "{plan:?}");
+            assert!(!plan.iter().any(|step| step.starts_with("SCAN onceward_records")), "{plan:?}");
         }
     }
 }

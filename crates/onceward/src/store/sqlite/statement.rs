@@ -113,3 +113,57 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{SqliteOptions, store::Store as _};
+
+    /// Writes something, and panics before it is committed if it is to.
+    struct Writes {
+        name: &'static str,
+        panics: bool,
+    }
+
+    impl Statement for Writes {
+        type Answer = ();
+
+        fn run<'c>(
+            &'c self,
+            connection: &'c mut SqliteConnection,
+            _now: Timestamp,
+        ) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+            Box::pin(async move {
+                let insert = "INSERT INTO onceward_meta (name, value) VALUES (?, '')";
+                sqlx::query(insert).bind(self.name).execute(&mut *connection).await?;
+                assert!(!self.panics, "as it was told to");
+                Ok(())
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn after_a_panic_in_a_batch_its_callers_are_told_and_the_file_is_used_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("store.db");
+        let store = SqliteStore::open(SqliteOptions::new(&path)).await.expect("a store");
+        for round in ["first", "second"] {
+            let (panics, beside) = tokio::join!(
+                store.state(Writes { name: "panics", panics: true }),
+                store.state(Writes { name: "beside", panics: false })
+            );
+            for answer in [panics, beside] {
+                let error = answer.expect_err("its batch panicked");
+                assert_eq!(error.kind(), StoreErrorKind::Ambiguous, "{error}");
+            }
+            // Neither a lock nor half of the batch is left behind.
+            store.ping().await.expect("the writer goes on");
+            store.state(Writes { name: round, panics: false }).await.expect("written");
+        }
+        let meta = "SELECT group_concat(name) FROM onceward_meta WHERE value = ''";
+        let mut options = SqliteOptions::new(&path);
+        let mut file = super::super::open::open(&mut options).await.expect("the file");
+        let names: String = sqlx::query_scalar(meta).fetch_one(&mut file).await.expect("names");
+        assert_eq!(names, "first,second");
+    }
+}

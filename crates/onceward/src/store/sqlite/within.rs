@@ -96,7 +96,6 @@ impl Connection for SqliteConnection {
         message: &Message,
     ) -> Result<Staged, NotWritten> {
         let database = same(self, database).await?;
-        is_in_transaction(self).await?;
         Ok(stage_in(self, &lease.into(), message, database.now()).await?)
     }
 }
@@ -110,7 +109,6 @@ async fn step<A>(
     decide: impl FnOnce(Option<&Record>, bool, Timestamp) -> (Step<A>, Option<Beside>),
 ) -> Result<A, NotWritten> {
     let database = same(connection, database).await?;
-    is_in_transaction(connection).await?;
     let ids = [id.clone()];
     let rows = load(&ids).fetch_all(&mut *connection).await?;
     let found = match loaded(&ids, &rows).remove(id) {
@@ -147,31 +145,57 @@ async fn step<A>(
     Ok(step.answer)
 }
 
-/// The database of the records, if the connection is to it.
+/// The database of the records, if the connection is in a transaction on it that will be on the disk
+/// when it is committed.
 async fn same<'a>(
     connection: &mut SqliteConnection,
     database: &'a Database,
 ) -> Result<&'a SqliteDatabase, NotWritten> {
-    let other = NotWritten::Misuse(Misuse::OtherDatabase);
+    let misuse = |misuse| Err(NotWritten::Misuse(misuse));
     #[allow(irrefutable_let_patterns, reason = "SQLite may be the only database in this build")]
-    let Database::Sqlite(database) = database else { return Err(other) };
-    let path = sqlx::query("SELECT file FROM pragma_database_list WHERE name = 'main'");
-    let path: Option<String> = path.fetch_one(connection).await?.try_get(0)?;
+    let Database::Sqlite(database) = database else { return misuse(Misuse::OtherDatabase) };
+    let row = sqlx::query(FILE_AND_DURABILITY).fetch_one(&mut *connection).await?;
+    let path: Option<String> = row.try_get(0)?;
     let file = path.and_then(|path| open::file_at(Path::new(&path)));
-    match file.is_some() && file == database.file {
+    if file.is_none() || file != database.file {
+        return misuse(Misuse::OtherDatabase);
+    }
+    let (journal_mode, synchronous): (&str, i64) = (row.try_get(1)?, row.try_get(2)?);
+    // Neither can be changed as long as the transaction is open.
+    if journal_mode != "wal" || synchronous < FULL {
+        return misuse(Misuse::NotDurable);
+    }
+    match is_in_transaction(connection, synchronous).await? {
         true => Ok(database),
-        false => Err(other),
+        false => misuse(Misuse::NotInTransaction),
     }
 }
 
+const FILE_AND_DURABILITY: &str = "SELECT file, \
+    (SELECT journal_mode FROM pragma_journal_mode), (SELECT synchronous FROM pragma_synchronous) \
+    FROM pragma_database_list WHERE name = 'main'";
+
+/// A commit is synced, as SQLite numbers it.
+const FULL: i64 = 2;
+
 /// Asks SQLite itself: a transaction may have been begun by a plain statement, and may have been
 /// rolled back by an error that the handler did not see.
-async fn is_in_transaction(connection: &mut SqliteConnection) -> Result<(), NotWritten> {
-    let begun = sqlx::query("BEGIN").execute(&mut *connection).await;
-    if begun.is_err() {
-        // There is one already.
-        return Ok(());
+///
+/// # Cancel safety
+/// May be dropped: it sets what is set already, and SQLite refuses to do so within a transaction. A
+/// BEGIN that is refused would tell the same, and could be left behind where there was none.
+async fn is_in_transaction(
+    connection: &mut SqliteConnection,
+    synchronous: i64,
+) -> Result<bool, sqlx::Error> {
+    let set = match synchronous {
+        FULL => "PRAGMA synchronous = FULL",
+        _ => "PRAGMA synchronous = EXTRA",
+    };
+    // Not prepared once for all: it is refused while it is prepared.
+    match sqlx::raw_sql(set).execute(connection).await {
+        Ok(_) => Ok(false),
+        Err(refused) if error::is_refusal(&refused) => Ok(true),
+        Err(other) => Err(other),
     }
-    sqlx::query("ROLLBACK").execute(connection).await?;
-    Err(NotWritten::Misuse(Misuse::NotInTransaction))
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    panic::AssertUnwindSafe,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -27,7 +28,7 @@ use crate::{
     scope::Scope,
     store::{
         Identity, IdentityCheck, Reaped, Resumable, ScopeKey, StoreError, Swept, Which,
-        step::PendingStep,
+        step::{Intent, PendingStep},
     },
 };
 
@@ -117,25 +118,13 @@ impl Writer {
         let mut gathered = Vec::with_capacity(BATCH_MAX);
         // No timer: whatever stands in line when we come back goes together.
         while self.gather(&mut line, &mut gathered).await {
-            let mut steps = Vec::with_capacity(gathered.len());
-            let mut statements = Vec::new();
-            let mut others = Vec::new();
-            for work in gathered.drain(..) {
-                match work {
-                    Work::Step(step) => steps.push(step),
-                    Work::Statement(statement) => statements.push(statement),
-                    Work::Close => line.close(),
-                    other => others.push(other),
-                }
+            let turn = AssertUnwindSafe(self.turn(&mut line, &mut gathered)).catch_unwind();
+            // Whose answers went with it are told so, and ask again. What the connection was in the
+            // middle of is not known: its end takes it back.
+            if turn.await.is_err() {
+                tracing::error!(store = STORE, "a batch panicked: this is a bug");
+                self.give_up();
             }
-            let came = steps.len();
-            self.steps(steps).await;
-            self.statements(statements).await;
-            for other in others {
-                self.other(other).await;
-            }
-            self.reap_a_piece(came).await;
-            self.tend_log().await;
         }
         self.log.close().await;
         if let Some(connection) = self.connection.take() {
@@ -144,6 +133,29 @@ impl Writer {
             let _ = connection.close().await;
         }
         drop(alive);
+    }
+
+    /// Does what was gathered.
+    async fn turn(&mut self, line: &mut mpsc::Receiver<Work>, gathered: &mut Vec<Work>) {
+        let mut steps = Vec::with_capacity(gathered.len());
+        let mut statements = Vec::new();
+        let mut others = Vec::new();
+        for work in gathered.drain(..) {
+            match work {
+                Work::Step(step) => steps.push(step),
+                Work::Statement(statement) => statements.push(statement),
+                Work::Close => line.close(),
+                other => others.push(other),
+            }
+        }
+        let came = steps.len();
+        self.steps(steps).await;
+        self.statements(statements).await;
+        for other in others {
+            self.other(other).await;
+        }
+        self.reap_a_piece(came).await;
+        self.tend_log().await;
     }
 
     /// Waits for work, unless there is something to reap. `false` when there will be no more of either.
@@ -165,7 +177,7 @@ impl Writer {
             let all = steps.iter().map(|_| Ok(())).collect();
             return answer(steps, all);
         }
-        if steps.iter().all(|step| step.only_looks()) {
+        if steps.iter().all(|step| step.intent() == Intent::Look) {
             return self.looks(steps).await;
         }
         if let [step] = &mut *steps {
@@ -429,10 +441,10 @@ impl Writer {
     }
 
     async fn check_identity(&mut self, identity: &Identity) -> Outcome<IdentityCheck> {
-        let remember = "INSERT INTO meta (name, value) VALUES ('identity', ?) \
+        let remember = "INSERT INTO onceward_meta (name, value) VALUES ('identity', ?) \
                         ON CONFLICT (name) DO NOTHING";
         self.write_meta(remember, identity.as_str()).await?;
-        let known = sqlx::query_scalar("SELECT value FROM meta WHERE name = 'identity'");
+        let known = sqlx::query_scalar("SELECT value FROM onceward_meta WHERE name = 'identity'");
         let known: String = known.fetch_one(self.connection().await?).await.map_err(before)?;
         Ok(match known == identity.as_str() {
             true => IdentityCheck::Same,
@@ -441,7 +453,7 @@ impl Writer {
     }
 
     async fn accept_identity(&mut self, identity: &Identity) -> Outcome<()> {
-        let accept = "INSERT INTO meta (name, value) VALUES ('identity', ?) \
+        let accept = "INSERT INTO onceward_meta (name, value) VALUES ('identity', ?) \
                       ON CONFLICT (name) DO UPDATE SET value = excluded.value";
         self.write_meta(accept, identity.as_str()).await
     }

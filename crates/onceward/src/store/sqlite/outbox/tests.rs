@@ -34,44 +34,44 @@ async fn plan(raw: &mut SqliteConnection, sql: &str) -> String {
 async fn every_statement_finds_what_it_looks_for_by_an_index() {
     let (_directory, _on, mut raw) = outbox().await;
     for (sql, index) in [
-        (DUE, "outbox_ready"),
-        (DUE, "outbox_aggregate"),
-        (RUN_OUT, "outbox_delivering"),
-        (MINE, "outbox_claim"),
+        (DUE, "onceward_outbox_ready"),
+        (DUE, "onceward_outbox_aggregate"),
+        (RUN_OUT, "onceward_outbox_delivering"),
+        (MINE, "onceward_outbox_claim"),
         (CLAIM, "PRIMARY KEY"),
         (DONE, "PRIMARY KEY"),
-        (LET_GO, "outbox_aggregate"),
-        (STAGE, "outbox_aggregate"),
-        (LIST_OPEN, "outbox_open"),
+        (LET_GO, "onceward_outbox_aggregate"),
+        (STAGE, "onceward_outbox_aggregate"),
+        (LIST_OPEN, "onceward_outbox_open"),
         (LIST, "PRIMARY KEY"),
-        (SHOW_OPEN, "outbox_open"),
+        (SHOW_OPEN, "onceward_outbox_open"),
         (SHOW, "PRIMARY KEY"),
         (SHOW_ONE, "PRIMARY KEY"),
         (REMEMBER_REDRIVEN, "PRIMARY KEY"),
         (REMEMBER_DISCARDED, "PRIMARY KEY"),
         (REDRIVE, "PRIMARY KEY"),
         (DISCARD, "PRIMARY KEY"),
-        (PURGEABLE, "outbox_done"),
+        (PURGEABLE, "onceward_outbox_done"),
         (PURGE, "PRIMARY KEY"),
     ] {
         let plan = plan(&mut raw, sql).await;
         assert!(plan.contains(index), "{index}: {plan}\n{sql}");
-        assert!(!plan.contains("SCAN outbox"), "{plan}\n{sql}");
+        assert!(!plan.contains("SCAN onceward_outbox"), "{plan}\n{sql}");
         assert!(!plan.contains("TEMP B-TREE"), "{plan}\n{sql}");
     }
-    let twin = plan(&mut raw, "SELECT 1 FROM outbox WHERE last_error = 'x'").await;
-    assert!(twin.contains("SCAN outbox"), "the twin without an index: {twin}");
+    let twin = plan(&mut raw, "SELECT 1 FROM onceward_outbox WHERE last_error = 'x'").await;
+    assert!(twin.contains("SCAN onceward_outbox"), "the twin without an index: {twin}");
 }
 
 #[tokio::test]
 async fn what_is_held_behind_a_dead_letter_is_not_looked_at_by_claims() {
     let (_directory, on, mut raw) = outbox().await;
     on.staged((0..50).map(|number| message(&format!("m-{number}")).aggregate("order-1"))).await;
-    let held = "SELECT count(*) FROM outbox WHERE state = 'ready' AND held = 0";
+    let held = "SELECT count(*) FROM onceward_outbox WHERE state = 'ready' AND held = 0";
     let held: i64 = sqlx::query_scalar(held).fetch_one(&mut raw).await.expect("a number");
     assert_eq!(held, 1, "the head only");
     // A flag that is wrong is no way around the order.
-    let forged = "UPDATE outbox SET held = 0";
+    let forged = "UPDATE onceward_outbox SET held = 0";
     sqlx::query(forged).execute(&mut raw).await.expect("forged");
     assert_eq!(on.claim(100).await.1.len(), 1);
 }
@@ -80,14 +80,14 @@ async fn what_is_held_behind_a_dead_letter_is_not_looked_at_by_claims() {
 async fn a_message_that_cannot_be_read_is_a_dead_letter_and_in_nobodys_way() {
     let (_directory, on, mut raw) = outbox().await;
     let ids = on.staged(["a", "b"].map(message)).await;
-    let damage = "UPDATE outbox SET generation = 99999999999 WHERE message_id = ?";
+    let damage = "UPDATE onceward_outbox SET generation = 99999999999 WHERE message_id = ?";
     sqlx::query(damage).bind(ids[0].number()).execute(&mut raw).await.expect("damaged");
     assert_eq!(on.claimed_ids(10).await, ids[1..]);
     let error = on.outbox.list(MessageState::Dead, None, 10).await.expect_err("not absent");
     let cause = std::error::Error::source(&error).expect("a cause").to_string();
     assert!(cause.contains(&format!("message {}", ids[0])), "{cause}");
     // Nobody can look at it but in the table.
-    let fence = sqlx::query_scalar("SELECT fence FROM outbox WHERE message_id = ?");
+    let fence = sqlx::query_scalar("SELECT fence FROM onceward_outbox WHERE message_id = ?");
     let fence: i64 = fence.bind(ids[0].number()).fetch_one(&mut raw).await.expect("a fence");
     let letter = DeadLetter { message_id: ids[0], fence: Fence::from_stored(fence) };
     let discarded = on.outbox.discard(&[letter], "ticket 7").await.expect("discard answers");
