@@ -63,6 +63,10 @@ const STORE_EPOCH: &str = "onceward_store_epoch";
 const WORKER_ERRORS: &str = "onceward_worker_error_total";
 #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_FAILED_IN_A_ROW: &str = "onceward_worker_failed_in_a_row";
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
+const WORKER_LAST_RUN: &str = "onceward_worker_last_run_timestamp_seconds";
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
+const WORKER_PERIOD: &str = "onceward_worker_period_seconds";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
 /// it when it is built; do it again if the recorder is installed later.
@@ -213,17 +217,27 @@ pub(crate) fn given_up(route: &str) {
     counter!(GIVEN_UP, "route" => route.to_owned()).increment(1);
 }
 
+/// A worker is to look for work this often. It has not done so yet, or not since an earlier start.
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
+pub(crate) fn worker_begins(worker: &'static str, every: Duration) {
+    counter!(WORKER_ERRORS, "worker" => worker).increment(0);
+    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
+    gauge!(WORKER_PERIOD, "worker" => worker).set(every.as_secs_f64());
+    gauge!(WORKER_LAST_RUN, "worker" => worker).increment(0.0);
+}
+
+/// It has come to the end of a run, or was started for the first time.
+#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
+pub(crate) fn worker_was_there(worker: &'static str, now: crate::clock::Timestamp) {
+    gauge!(WORKER_LAST_RUN, "worker" => worker).set(now.as_micros() as f64 / 1e6);
+    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
+}
+
 /// One more run failed, the so manyth since the last one that did not.
 #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 pub(crate) fn worker_failed(worker: &'static str, in_a_row: u32) {
     counter!(WORKER_ERRORS, "worker" => worker).increment(1);
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(f64::from(in_a_row));
-}
-
-/// It works again.
-#[cfg(feature = "tower")]
-pub(crate) fn worker_recovered(worker: &'static str) {
-    gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }
 
 pub(crate) fn operation_took(route: &Arc<str>, duration: Duration) {

@@ -6,7 +6,8 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
 use super::{
     RECONCILE_SCHEDULED, TTL_PRUNED, WORKER_ERRORS as ERRORS,
-    WORKER_FAILED_IN_A_ROW as FAILED_IN_A_ROW, ZOMBIE_KEY, count,
+    WORKER_FAILED_IN_A_ROW as FAILED_IN_A_ROW, WORKER_LAST_RUN as LAST_RUN,
+    WORKER_PERIOD as PERIOD, ZOMBIE_KEY, count, worker_begins, worker_was_there,
 };
 use crate::{
     clock::Timestamp,
@@ -15,7 +16,7 @@ use crate::{
     store::{Reaped, list::Stats},
 };
 
-/// What is told of workers, beside the counters that every process has.
+/// What is told of workers (of a dispatcher and a reconciler only when they looked), beside the counters that every process has.
 pub const WORKER_METRICS: [(&str, &str); 16] = [
     (LAST_RUN, "when a worker last came to the end of a run, or was started"),
     (RUN_DURATION, "how long the last run of a worker took"),
@@ -35,9 +36,7 @@ pub const WORKER_METRICS: [(&str, &str); 16] = [
     (LEASE_TOO_SHORT, "1 where a lease is under three times what the slowest handlers take"),
 ];
 
-const LAST_RUN: &str = "onceward_worker_last_run_timestamp_seconds";
 const RUN_DURATION: &str = "onceward_worker_run_duration_seconds";
-const PERIOD: &str = "onceward_worker_period_seconds";
 const SWEPT: &str = "onceward_swept_total";
 const REAPED: &str = "onceward_reaped_total";
 const PURGED: &str = "onceward_purged_total";
@@ -65,13 +64,11 @@ pub(crate) fn worker_started(worker: &'static str, every: Duration, first: Optio
             _ => describe_gauge!(name, Unit::Seconds, description),
         }
     }
+    worker_begins(worker, every);
     if let Some(now) = first {
-        gauge!(LAST_RUN, "worker" => worker).set(seconds(now));
+        worker_was_there(worker, now);
         gauge!(RUN_DURATION, "worker" => worker).set(0.0);
     }
-    gauge!(PERIOD, "worker" => worker).set(every.as_secs_f64());
-    gauge!(FAILED_IN_A_ROW, "worker" => worker).set(0.0);
-    counter!(ERRORS, "worker" => worker).increment(0);
     for state in [State::Unknown, State::FailedRetryable, State::Pending] {
         counter!(SWEPT, "state" => state.name()).increment(0);
     }
@@ -82,9 +79,8 @@ pub(crate) fn worker_started(worker: &'static str, every: Duration, first: Optio
 }
 
 pub(crate) fn worker_ran(worker: &'static str, now: Timestamp, took: Duration) {
-    gauge!(LAST_RUN, "worker" => worker).set(seconds(now));
+    worker_was_there(worker, now);
     gauge!(RUN_DURATION, "worker" => worker).set(took.as_secs_f64());
-    gauge!(FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }
 
 pub(crate) fn swept(state: State, route: &str) {
@@ -135,8 +131,4 @@ pub(crate) fn took(took: &Took) {
     }
     let short = if took.lease_is_short() { 1.0 } else { 0.0 };
     gauge!(LEASE_TOO_SHORT, "route" => took.route.to_string()).set(short);
-}
-
-fn seconds(at: Timestamp) -> f64 {
-    at.as_micros() as f64 / 1e6
 }

@@ -29,6 +29,7 @@ mod cached;
 mod canary;
 mod client;
 mod error;
+mod evictions;
 mod examine;
 mod link;
 mod list;
@@ -222,9 +223,15 @@ impl Store for RedisStore {
 
     fn check_identity<'a>(&'a self, identity: &'a Identity) -> StoreFuture<'a, IdentityCheck> {
         Box::pin(async move {
-            let mut remember = redis::cmd("SET");
-            remember.arg(self.identity_key()).arg(identity.as_str()).arg("NX").arg("GET");
-            let known = match self.client.command(self.client.home(), &remember).await? {
+            let (home, key) = (self.client.home(), self.identity_key());
+            // Looked at first: a server that is full refuses to set it even where it is set.
+            let mut known = self.client.command(home, redis::cmd("GET").arg(&key)).await?;
+            if known == Value::Nil {
+                let mut remember = redis::cmd("SET");
+                remember.arg(&key).arg(identity.as_str()).arg("NX").arg("GET");
+                known = self.client.command(home, &remember).await?;
+            }
+            let known = match known {
                 Value::Nil => return Ok(IdentityCheck::Same),
                 known => bytes(known)?,
             };

@@ -75,6 +75,10 @@ pub async fn work_in<H, F>(
     let mut at_work: HashSet<RecordId> = HashSet::new();
     let mut left = 0;
     let mut failures = 0_u32;
+    observe::worker_begins(NAME, every);
+    if engine.starts(NAME) {
+        observe::worker_was_there(NAME, engine.now());
+    }
     loop {
         let next_look = Instant::now() + every;
         let not_before = Instant::now() + PAUSE_LEAST;
@@ -84,10 +88,8 @@ pub async fn work_in<H, F>(
         if !more {
             match look(&engine, listed, which).await {
                 Ok((ready, resumed)) => {
-                    if failures > 0 {
-                        failures = 0;
-                        observe::worker_recovered(NAME);
-                    }
+                    failures = 0;
+                    observe::worker_was_there(NAME, engine.now());
                     left = resumed.left as usize;
                     let given_up = resumed.given_up as usize;
                     // A full list: there may be more behind it.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    clock::Timestamp,
+    clock::{Clock as _, SystemClock, Timestamp},
     observe,
     record::{AttemptId, Fence, Record, RecordId},
     reply::Reply,
@@ -158,6 +158,9 @@ pub struct Reconciled {
     pub failed: u32,
 }
 
+/// As it is called in metrics.
+const NAME: &str = "reconciler";
+
 /// Between two looks, should every question end at once without having been asked.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
 
@@ -244,11 +247,23 @@ impl Reconciler {
     /// May be dropped: what was being asked about is due again after its pause.
     pub async fn run(self) {
         let mut places = Places::default();
+        let mut failures = 0_u32;
+        observe::worker_begins(NAME, self.every);
         loop {
             let next_look = Instant::now() + self.every;
             let not_before = Instant::now() + PAUSE_LEAST;
-            if let Err(error) = places.fill(&self).await {
-                warn!(%error, "unknown outcomes could not be looked for");
+            // A panic must not be the end of all looks: nobody would start it again, or notice.
+            let look = AssertUnwindSafe(places.fill(&self)).catch_unwind();
+            match look.await.unwrap_or_else(|_| Err(StoreError::panicked())) {
+                Ok(()) => {
+                    failures = 0;
+                    observe::worker_was_there(NAME, SystemClock.now());
+                }
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    observe::worker_failed(NAME, failures);
+                    warn!(%error, "unknown outcomes could not be looked for");
+                }
             }
             let mut done = Reconciled::default();
             loop {

@@ -62,6 +62,7 @@ mod provider_ids;
 mod queued;
 mod quota;
 mod redis_bugs;
+mod redis_evictions;
 mod redis_failovers;
 mod redis_home;
 mod redis_losses;

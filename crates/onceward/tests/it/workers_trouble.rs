@@ -1,18 +1,25 @@
 //! Workers when something fails: one kind of work, one record, or they themselves.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use http::StatusCode;
-use metrics_exporter_prometheus::PrometheusBuilder;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use onceward::{
-    Effects, Policy, Queued, Reply, Store as _,
+    Effects, Finding, Policy, Probe, Queued, Reconciler, Reply, Resumer, Store as _, Unknown,
     record::State,
     store::{Reservation, Resolution, Resolve, Resolved},
     testing::{
         Fault, FaultyStore, StoreCall,
         samples::{LEASE, ask},
     },
-    worker::{Reaper, Sweeper},
+    worker::{ProbeFuture, Reaper, Sweeper},
 };
 
 use crate::service::{FOR_EVER, Faults, Service, pass, says};
@@ -105,19 +112,21 @@ async fn a_worker_that_panics_is_tried_again() {
     running.abort();
 }
 
+/// What is told of a worker, for alerts.
+fn told(handle: &PrometheusHandle, name: &str, worker: &str) -> f64 {
+    let rendered = handle.render();
+    let line = format!("{name}{{worker=\"{worker}\"}} ");
+    let line = rendered.lines().find_map(|it| it.strip_prefix(&line));
+    line.unwrap_or_else(|| panic!("{name}:\n{rendered}")).parse().expect("a number")
+}
+
 #[test]
 fn a_worker_that_never_ends_a_run_looks_so_however_often_it_is_started() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let handle = recorder.handle();
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
-    let told = |name: &str| -> f64 {
-        let rendered = handle.render();
-        let line = rendered
-            .lines()
-            .find_map(|line| line.strip_prefix(&format!("{name}{{worker=\"sweeper\"}} ")));
-        line.unwrap_or_else(|| panic!("{name}:\n{rendered}")).parse().expect("a number")
-    };
+    let told = |name: &str| told(&handle, name, "sweeper");
     metrics::with_local_recorder(&recorder, || {
         runtime.block_on(async {
             let faults = Faults::default();
@@ -140,4 +149,70 @@ fn a_worker_that_never_ends_a_run_looks_so_however_often_it_is_started() {
             assert!(told("onceward_worker_last_run_timestamp_seconds") > started[1] + 80.0);
         });
     });
+}
+
+/// Is never asked anything here.
+#[derive(Debug)]
+struct NoBank;
+
+impl Probe for NoBank {
+    fn ask<'a>(&'a self, _: &'a Unknown) -> ProbeFuture<'a> {
+        Box::pin(async { Finding::StillUnknown })
+    }
+}
+
+#[test]
+fn a_dispatcher_or_reconciler_that_cannot_look_for_work_is_seen_to_stand_still() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    let last = |worker| told(&handle, "onceward_worker_last_run_timestamp_seconds", worker);
+    let failed = |worker| told(&handle, "onceward_worker_failed_in_a_row", worker);
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let faults = Faults::default();
+            let service = Service::on(|memory| faults.on(memory), queued(), |_| async { "done" });
+            let dispatcher = Resumer::new(Arc::clone(&service.engine), service.inner.clone());
+            let reconciler = Reconciler::new(faults.on(service.memory.clone()), NoBank);
+            tokio::spawn(async move { dispatcher.run(SECOND * 5, 2).await });
+            tokio::spawn(reconciler.every(SECOND * 7).run());
+            for (worker, period) in [("dispatcher", 5.0), ("reconciler", 7.0)] {
+                pass(SECOND * 20).await;
+                assert_eq!(told(&handle, "onceward_worker_period_seconds", worker), period);
+                let before = last(worker);
+                pass(SECOND * 20).await;
+                assert!(last(worker) > before, "the {worker} looks");
+                faults.fail(StoreCall::Resumable, Fault::Refused, FOR_EVER);
+                faults.fail(StoreCall::DueUnknown, Fault::Refused, FOR_EVER);
+                pass(SECOND).await;
+                let before = last(worker);
+                pass(SECOND * 40).await;
+                assert_eq!(last(worker), before, "the {worker} does not");
+                assert!(failed(worker) >= 3.0, "{worker}: {}", failed(worker));
+                faults.heal();
+                pass(SECOND * 20).await;
+                assert!(last(worker) > before, "the {worker} looks again");
+                assert_eq!(failed(worker), 0.0);
+            }
+        });
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_that_panics_is_not_the_end_of_a_reconciler() {
+    let service = Service::new(Policy::required(), |_| async { "charged" });
+    let looks = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&looks);
+    let store = FaultyStore::new(service.memory.clone(), move |call, _| {
+        if call == StoreCall::DueUnknown && counted.fetch_add(1, Ordering::SeqCst) == 0 {
+            panic!("as it should");
+        }
+        Fault::None
+    });
+    let reconciler = Reconciler::new(Arc::new(store), NoBank);
+    let running = tokio::spawn(reconciler.every(SECOND).run());
+    pass(SECOND * 5).await;
+    assert!(!running.is_finished());
+    assert!(looks.load(Ordering::SeqCst) > 1, "it looks again");
 }

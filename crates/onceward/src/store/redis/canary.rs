@@ -1,5 +1,7 @@
 //! Beats of this process. In a Cluster every bucket has its own, since each master loses for itself.
 
+use std::time::Duration;
+
 use futures_util::{StreamExt as _, stream};
 use tracing::warn;
 
@@ -7,6 +9,7 @@ use super::{
     RedisConnectError, RedisStore,
     address::member,
     error::{unavailable, unreadable},
+    evictions::Evictions,
     row::{audit_args, micros, number},
     script::Script,
     tally::Name,
@@ -22,6 +25,9 @@ use crate::{
 /// How often a beat is tried that others of the same node are in the way of.
 const TRIES_MAX: u32 = 20;
 
+/// While a server goes on evicting, what is lost is written down anew this often.
+const EVICTING_PAUSE: Duration = Duration::from_secs(60);
+
 /// What is known of a node before it beats, in one bucket.
 struct Felt {
     now: Timestamp,
@@ -32,6 +38,10 @@ struct Felt {
     asked: Vec<(Name, u64)>,
     /// Some of it is not there.
     lost: bool,
+    /// What its server has evicted, if that is told.
+    evictions: Option<Evictions>,
+    /// Something may have been evicted since the last beat.
+    evicted: bool,
     /// The loss that is known, as it is kept.
     kept_loss: String,
     absent: u64,
@@ -50,31 +60,49 @@ impl RedisStore {
     /// First what every bucket says, then what was lost in any of them, at home; then the beat.
     async fn try_to_beat(&self, beat: Beat) -> Result<Option<Pulse>, StoreError> {
         self.keep_layout().await?;
+        let evictions = &self.evictions().await?;
         let buckets: Vec<u16> = match self.client.cluster {
             true => self.buckets().collect(),
             false => vec![self.client.home()],
         };
-        let feel =
-            |bucket| async move { Ok::<_, StoreError>((bucket, self.feel(bucket, beat).await?)) };
+        let feel = |bucket| async move {
+            let Some(evictions) = evictions.get(&self.client.server(bucket).address) else {
+                return Ok(None);
+            };
+            let felt = self.feel(bucket, beat, evictions.clone()).await?;
+            Ok::<_, StoreError>(Some((bucket, felt)))
+        };
         let mut felt: Vec<(u16, Felt)> = Vec::new();
         let mut asked = stream::iter(buckets).map(feel).buffer_unordered(AT_ONCE);
         while let Some(one) = asked.next().await {
-            felt.push(one?);
+            // A bucket that has moved since the servers were asked.
+            let Some(one) = one? else { return Ok(None) };
+            felt.push(one);
         }
         drop(asked);
         let home = self.client.home();
         let at_home = felt.iter().position(|(bucket, _)| *bucket == home).ok_or_else(unreadable)?;
         let (_, at_home) = felt.swap_remove(at_home);
-        let is_behind =
-            |felt: &Felt| felt.last.map_or(0, |last| last.count) < beat.acked || felt.lost;
+        let known = read_loss(&at_home.kept_loss)?;
+        let is_new = known.is_none_or(|known| known.found.plus(EVICTING_PAUSE) <= at_home.now);
+        let is_behind = |felt: &Felt| {
+            let is_behind = felt.last.map_or(0, |last| last.count) < beat.acked;
+            is_behind || felt.lost || (felt.evicted && is_new)
+        };
         let home_is_behind = is_behind(&at_home).then_some((&home, &at_home));
         let behind = felt.iter().map(|(bucket, felt)| (bucket, felt));
         let behind = behind.filter(|(_, felt)| is_behind(felt)).chain(home_is_behind);
         let mut last = at_home.last;
         let mut acked = beat.acked;
         for (number, (bucket, felt)) in behind.enumerate() {
-            warn!(bucket, "a bucket has lost what was acknowledged");
-            let at = felt.last.map(|last| last.at);
+            match &felt.evictions {
+                // Once, not for each bucket of a server.
+                Some(evictions) if felt.evicted && number == 0 => evictions.tell(*bucket),
+                Some(_) if felt.evicted => {}
+                _ => warn!(bucket, "a bucket has lost what was acknowledged"),
+            }
+            // What is evicted may be as old as the store.
+            let at = felt.last.map(|last| last.at).filter(|_| !felt.evicted);
             // From then on that the first of them does not know any more.
             let since = match number {
                 0 => at,
@@ -83,7 +111,6 @@ impl RedisStore {
             last = since.map(|at| Beaten { count: 0, at });
             acked = acked.max(1);
         }
-        let known = read_loss(&at_home.kept_loss)?;
         let step = machine::beat(last, known, &Beat { acked, ..beat }, at_home.now);
         let count = step.beaten.count;
         let absent = felt.iter().map(|(_, felt)| felt.absent).max().unwrap_or(0);
@@ -115,7 +142,12 @@ impl RedisStore {
         }
     }
 
-    async fn feel(&self, bucket: u16, beat: Beat) -> Result<Felt, StoreError> {
+    async fn feel(
+        &self,
+        bucket: u16,
+        beat: Beat,
+        evictions: Option<Evictions>,
+    ) -> Result<Felt, StoreError> {
         let asked = self.client.tally(bucket).all();
         let keys = vec![self.client.layout.key(bucket, "beats", b""), self.client.writers(bucket)];
         let mut args =
@@ -125,14 +157,20 @@ impl RedisStore {
         let now = answer.time()?;
         let kept = answer.text()?;
         let lost = answer.natural()? == 1;
+        let kept_loss = answer.text()?;
+        let absent = answer.natural()?;
+        let before = answer.text()?;
+        let evicted = evictions.as_ref().map(|it| it.may_have_lost(&before)).transpose()?;
         Ok(Felt {
             now,
             last: read_beaten(&kept)?,
             kept,
             asked,
             lost,
-            kept_loss: answer.text()?,
-            absent: answer.natural()?,
+            evicted: evicted.unwrap_or(false),
+            evictions,
+            kept_loss,
+            absent,
         })
     }
 
@@ -155,6 +193,7 @@ impl RedisStore {
             felt.kept_loss.clone().into(),
             loss.into(),
             number(micros(machine::BEATS_KEPT)),
+            felt.evictions.as_ref().map(Evictions::text).unwrap_or_default().into_bytes(),
         ];
         // What was found to be gone is not asked for again.
         let still_there = if felt.lost { &[][..] } else { &felt.asked };

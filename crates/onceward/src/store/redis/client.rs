@@ -14,7 +14,7 @@ use tracing::info;
 use super::{
     address::Layout,
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy, store_error, unavailable, unreadable},
-    link::{Call, Failed, Link},
+    link::{Call, Failed, Link, Open},
     script::Script,
     tally::{Name, Tally},
     value::Parts,
@@ -137,6 +137,12 @@ impl Client {
         }
     }
 
+    /// The server has evicted keys since this name was put into a call: what it says is not believed before
+    /// a beat either.
+    pub(super) fn has_evicted(&self, bucket: u16, name: Name, evicted: u64) {
+        self.server(bucket).has_evicted(name.connection(), evicted);
+    }
+
     pub(super) fn server(&self, bucket: u16) -> Arc<Link> {
         let route = self.route.read().unwrap_or_else(PoisonError::into_inner);
         let server = route.servers.get(usize::from(bucket));
@@ -158,8 +164,8 @@ impl Client {
         self.repeat(bucket, What::Call(&call)).await.and_then(|(_, answer)| Parts::of(answer))
     }
 
-    /// A call that begins with the name under which it is counted, and with what was acknowledged under
-    /// that name; and which name that was.
+    /// A call that begins with the name under which it is counted, with what was acknowledged under that
+    /// name, and with what the server was known to have evicted; and which name that was.
     pub(super) async fn call_counted(
         &self,
         bucket: u16,
@@ -185,10 +191,13 @@ impl Client {
                 What::Call(call) => link.call(call, |_| Vec::new()).await,
                 What::Counted(call) => {
                     // Said as late as can be: it belongs to the connection that it is sent over.
-                    let sign = |connection| {
-                        let (current, acked) = self.tally(bucket).name(connection);
+                    let sign = |open: &Open| {
+                        let (current, acked) = self.tally(bucket).name(open.number);
                         name = current;
-                        self.told(&[(current, acked)])
+                        let mut first = self.told(&[(current, acked)]);
+                        let evicted = open.evicted.as_ref().map(|it| it.load(Ordering::SeqCst));
+                        first.push(evicted.map_or_else(Vec::new, |it| it.to_string().into_bytes()));
+                        first
                     };
                     link.call(call, sign).await
                 }

@@ -11,6 +11,7 @@ use super::{
     RedisStore,
     address::Layout,
     client::Client,
+    evictions::NO_EVICTION,
     link::{Link, field},
     open::servers,
     open::{LAYOUT_VERSION, MAJOR_VERSION_MIN, RedisConnectError, RedisOptions, reach, read_url},
@@ -118,7 +119,14 @@ fn role(server: &Link, info: &str) -> Finding {
 fn eviction(server: &Link, info: &str) -> Finding {
     const NAME: &str = "eviction";
     match field(info, "maxmemory_policy") {
-        Some("noeviction") => Finding::ok(NAME, of(server, "noeviction")),
+        Some(NO_EVICTION) => match field(info, "evicted_keys") {
+            None | Some("0") => Finding::ok(NAME, of(server, NO_EVICTION)),
+            Some(count) => Finding::note(
+                NAME,
+                of(server, &format!("{NO_EVICTION}, but since it started it has evicted {count}")),
+                "find out who set another maxmemory-policy, and whether records were among them",
+            ),
+        },
         Some(policy) => {
             let advice = "set maxmemory-policy to noeviction: a record that is evicted lets its \
                           request run again";

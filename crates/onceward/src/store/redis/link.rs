@@ -14,7 +14,10 @@ use redis::{
     aio::MultiplexedConnection,
 };
 
-use super::script::{SOURCES, Script};
+use super::{
+    evictions::Evictions,
+    script::{SOURCES, Script},
+};
 
 /// How long a connection may take to be made.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
@@ -49,7 +52,9 @@ pub(super) struct Open {
     connection: MultiplexedConnection,
     /// The server process at its other end.
     pub(super) run: Arc<str>,
-    number: u64,
+    pub(super) number: u64,
+    /// How many keys it had evicted when that was last heard of, if it tells.
+    pub(super) evicted: Option<Arc<AtomicU64>>,
 }
 
 /// Why there is no answer.
@@ -74,17 +79,17 @@ impl Link {
         })
     }
 
-    /// `first` says what its arguments begin with, by the number of the connection.
+    /// `first` says what its arguments begin with, by the connection.
     pub(super) async fn call(
         &self,
         call: &Call,
-        first: impl FnOnce(u64) -> Vec<Vec<u8>>,
+        first: impl FnOnce(&Open) -> Vec<Vec<u8>>,
     ) -> Result<Value, Failed> {
         let mut open = self.open().await.map_err(Failed::NotSent)?;
         let digest = DIGESTS.get().and_then(|digests| digests.get(call.script as usize));
         let mut command = redis::cmd("EVALSHA");
         command.arg(digest.map_or("", String::as_str));
-        command.arg(call.keys.len()).arg(&call.keys).arg(first(open.number)).arg(&call.args);
+        command.arg(call.keys.len()).arg(&call.keys).arg(first(&open)).arg(&call.args);
         self.send(&mut open, &command).await
     }
 
@@ -114,6 +119,17 @@ impl Link {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
+    /// The server has told over this connection that it has evicted keys: it is as if it were another one.
+    pub(super) fn has_evicted(&self, number: u64, evicted: u64) {
+        let open = self.current().filter(|open| open.number == number);
+        let Some(known) = open.and_then(|open| open.evicted) else { return };
+        if known.load(Ordering::SeqCst) != evicted {
+            // Before any call may pass by the new number.
+            self.epoch.fetch_add(1, Ordering::SeqCst);
+            known.store(evicted, Ordering::SeqCst);
+        }
+    }
+
     fn current(&self) -> Option<Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -141,11 +157,12 @@ impl Link {
         // Counted before anything is asked: it may be another server, or the same with less in it.
         let number = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         load_all(&mut connection).await?;
-        let mut info = redis::cmd("INFO");
-        let info: RedisResult<String> = info.arg("server").query_async(&mut connection).await;
+        let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut connection).await;
+        let info = info.unwrap_or_default();
         // Not every service tells. It is then taken for the same one.
-        let run = info.ok().as_deref().and_then(|info| field(info, "run_id")).unwrap_or("-").into();
-        Ok(Open { connection, run, number })
+        let run = field(&info, "run_id").unwrap_or("-").into();
+        let evicted = Evictions::read(&info).map(|it| Arc::new(AtomicU64::new(it.count)));
+        Ok(Open { connection, run, number, evicted })
     }
 
     /// The server has forgotten them.

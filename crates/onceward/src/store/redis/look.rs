@@ -329,9 +329,9 @@ impl RedisStore {
         }
     }
 
-    /// A call that says what was acknowledged to this process. If that is not there any more, it is made
-    /// all the same, under another name: its grant is then not believed before a beat, which finds what is
-    /// missing under the old one.
+    /// A call that says what was acknowledged to this process, and what the server was known to have
+    /// evicted. If that is not there any more, or if it has evicted more, it is made all the same, under
+    /// another name: its grant is then not believed before a beat, which finds what is missing.
     pub(super) async fn call_counted(
         &self,
         bucket: u16,
@@ -341,11 +341,15 @@ impl RedisStore {
     ) -> Result<(Name, Parts), StoreError> {
         let call = Call { script, keys, args };
         for _ in 0..LOSSES_MAX {
-            let (name, answer) = self.client.call_counted(bucket, &call).await?;
-            if !answer.is_word(b"lost") {
+            let (name, mut answer) = self.client.call_counted(bucket, &call).await?;
+            if answer.is_word(b"lost") {
+                self.client.has_lost(bucket, name);
+            } else if answer.is_word(b"evicted") {
+                answer.bytes()?;
+                self.client.has_evicted(bucket, name, answer.natural()?);
+            } else {
                 return Ok((name, answer));
             }
-            self.client.has_lost(bucket, name);
         }
         Err(unavailable("the server keeps losing what it acknowledged"))
     }

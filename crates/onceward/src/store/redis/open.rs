@@ -9,6 +9,7 @@ use super::{
     RedisStore,
     address::Layout,
     client::Client,
+    evictions::NO_EVICTION,
     link::{Link, field},
     value::bytes,
 };
@@ -153,9 +154,15 @@ impl RedisStore {
     pub(super) async fn agree_on_layout(&self) -> Result<u16, RedisConnectError> {
         let layout = &self.client.layout;
         let wanted = format!("{LAYOUT_VERSION} {}", layout.buckets);
-        let mut agree = redis::cmd("SET");
-        agree.arg(layout.key(0, "layout", b"")).arg(&wanted).arg("NX").arg("GET");
-        let found = match self.client.command(0, &agree).await? {
+        let key = layout.key(0, "layout", b"");
+        // Looked at first: a server that is full refuses to set it even where it is set.
+        let mut found = self.client.command(0, redis::cmd("GET").arg(&key)).await?;
+        if found == Value::Nil {
+            let mut agree = redis::cmd("SET");
+            agree.arg(&key).arg(&wanted).arg("NX").arg("GET");
+            found = self.client.command(0, &agree).await?;
+        }
+        let found = match found {
             Value::Nil => return Ok(layout.buckets),
             found => String::from_utf8_lossy(&bytes(found)?).into_owned(),
         };
@@ -227,7 +234,7 @@ async fn check(server: &Link, cluster: bool) -> Result<(), RedisConnectError> {
         _ => {}
     }
     match field(&info, "maxmemory_policy") {
-        Some("noeviction") => {}
+        Some(NO_EVICTION) => {}
         Some(policy) => return Err(RedisConnectError::Evicts(policy.to_owned())),
         None => warn!("the Redis server does not tell maxmemory-policy: see that it is noeviction"),
     }

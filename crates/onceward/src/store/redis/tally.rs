@@ -33,6 +33,10 @@ struct Told {
 }
 
 impl Name {
+    pub(super) fn connection(self) -> u64 {
+        self.connection
+    }
+
     /// As the server keeps it.
     pub(super) fn text(self, writer: &str) -> String {
         format!("{writer}.{}.{}", self.connection, self.since)

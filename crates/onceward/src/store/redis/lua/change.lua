@@ -1,15 +1,16 @@
 -- Changes a record if it is what was looked at, with all that changes in the same step.
--- KEYS: record, writers. ARGV: writer, acked, now, member, stamp expected ('' for none), stamp, what
--- ('put', 'remove' or 'keep'), flags (b: what is beside it goes; n: what was noted of it goes), request,
+-- KEYS: record, writers. ARGV: writer, acked, evicted, now, member, stamp expected ('' for none), stamp,
+-- what ('put', 'remove' or 'keep'), flags (b: what is beside it goes; n: what was noted of it goes), request,
 -- name and result of a step, provider id, number of audit records (digest, time, generation, encoded),
 -- number of indexes (name, place), names and values of the fields.
 local function now_and_found()
-    return text(time(ARGV[3])), redis.call('HGETALL', KEYS[1])
+    return text(time(ARGV[4])), redis.call('HGETALL', KEYS[1])
 end
-local member, what, flags = ARGV[4], ARGV[7], ARGV[8]
+local member, what, flags = ARGV[5], ARGV[8], ARGV[9]
 local stamp = redis.call('HGET', KEYS[1], 'v') or ''
-local is_done = what ~= 'keep' and stamp == ARGV[6]
-if stamp ~= ARGV[5] and not is_done then return {'conflict', now_and_found()} end
+local is_done = what ~= 'keep' and stamp == ARGV[7]
+if stamp ~= ARGV[6] and not is_done then return {'conflict', now_and_found()} end
+if has_evicted(ARGV[3]) then return {'evicted', evicted()} end
 -- Counted also if it is done: the first time may have been over another connection.
 local counted = count(ARGV[1], ARGV[2])
 if not counted then return {'lost'} end
@@ -20,8 +21,8 @@ if string.find(flags, 'n', 1, true) then
     forgotten = redis.call('HKEYS', notes)
     redis.call('DEL', notes)
 end
-local at = 14
-for _ = 1, tonumber(ARGV[13]) do
+local at = 15
+for _ = 1, tonumber(ARGV[14]) do
     remember(member, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
     at = at + 4
 end
@@ -33,14 +34,14 @@ end
 if what == 'put' then
     local fields = at + 1 + tonumber(ARGV[at]) * 2
     for i = at + 1, fields - 1, 2 do redis.call('ZADD', tag .. ARGV[i], ARGV[i + 1], member) end
-    redis.call('HSET', KEYS[1], 'v', ARGV[6], unpack(ARGV, fields))
+    redis.call('HSET', KEYS[1], 'v', ARGV[7], unpack(ARGV, fields))
 end
-if ARGV[9] ~= '' then redis.call('HSETNX', beside, 'q', ARGV[9]) end
-if ARGV[10] ~= '' then
+if ARGV[10] ~= '' then redis.call('HSETNX', beside, 'q', ARGV[10]) end
+if ARGV[11] ~= '' then
     local place = string.format('%08d', redis.call('HLEN', beside))
-    redis.call('HSETNX', beside, 's' .. ARGV[10], place .. ARGV[11])
+    redis.call('HSETNX', beside, 's' .. ARGV[11], place .. ARGV[12])
 end
-if ARGV[12] ~= '' then
-    redis.call('HSETNX', notes, ARGV[12], redis.call('INCR', tag .. 'n'))
+if ARGV[13] ~= '' then
+    redis.call('HSETNX', notes, ARGV[13], redis.call('INCR', tag .. 'n'))
 end
 return {'applied', counted, forgotten}
