@@ -16,6 +16,7 @@ mod doctor_stores; // the same of the other stores
 mod dynamodb; // records in a table of DynamoDB
 mod exit_codes; // how it ends
 mod http2_faults; // upstreams that speak HTTP/2 and fail
+mod in_flight; // duplicates of what is at work, at one gateway and at two
 mod ledger; // what the provider says
 mod log_lines; // one for each decision, and no secret in it
 mod messages; // of the outbox, at the hands of operators

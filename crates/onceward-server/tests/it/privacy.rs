@@ -2,14 +2,15 @@
 
 use std::{net::SocketAddr, process::Output};
 
-use onceward_testbed::Postgres;
 use serde_json::{Value, json};
 
 use crate::support::{
-    ALICE, Answer, Gateway, TOKEN, Upstream, admin, binary, document, ok, post, refusal,
+    Answer, Gateway, Home, TOKEN, Upstream, admin, binary, document, ok, on_each_durable_store,
+    on_each_store, post, refusal, send,
 };
 
 const KEY: &str = "marked-key-0000000001";
+const OTHER: &str = "marked-key-0000000002";
 const REPLY: &str = "{\"card\":\"marked-reply\"}";
 const ACME: &str = "X-Account: acme";
 const EVIL: &str = "X-Account: evil";
@@ -31,39 +32,31 @@ fn sealing(letters: &str) -> String {
     format!("[privacy]\nkeys = [{}]\n", keys.join(", "))
 }
 
-struct World {
+on_each_store!(
+    what_is_sealed_and_hashed_is_replayed_and_other_callers_do_not_meet_it,
+    one_tenant_is_erased_and_the_other_still_replays,
+);
+
+on_each_durable_store!(
+    a_sealed_reply_is_not_in_the_store_and_a_plain_one_is,
+    keys_of_the_ring_are_rotated_and_an_old_one_is_missed_when_it_is_gone,
+    a_hashed_key_is_nowhere_in_the_store_and_upstream_and_operators_still_know_it,
+    a_start_without_the_secret_or_with_another_one_is_refused,
+);
+
+struct World<'h> {
     upstream: Upstream,
-    folder: tempfile::TempDir,
+    home: &'h Home,
 }
 
-impl World {
-    fn new() -> World {
-        let upstream = Upstream::start(|_, _| ok(REPLY));
-        World { upstream, folder: tempfile::tempdir().expect("a folder") }
+impl World<'_> {
+    fn new(home: &Home) -> World<'_> {
+        World { upstream: Upstream::start(|_, _| ok(REPLY)), home }
     }
 
-    /// A gateway on the file of this world.
+    /// A gateway on the store of this world.
     fn gateway(&self, toml: &str) -> Gateway {
-        let url = format!("file:{}", self.folder.path().join("onceward.db").display());
-        self.gateway_on(&url, toml)
-    }
-
-    fn gateway_on(&self, url: &str, toml: &str) -> Gateway {
-        let toml = format!("[store]\nurl = \"{url}\"\n{SCOPE}{ALICE}{toml}");
-        Gateway::with(self.upstream.address, &toml)
-    }
-
-    /// Everything in the file and beside it.
-    fn bytes(&self) -> Vec<u8> {
-        let files = std::fs::read_dir(self.folder.path()).expect("a folder");
-        let read = |file: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read(file.expect("an entry").path()).unwrap_or_default()
-        };
-        files.flat_map(read).collect()
-    }
-
-    fn holds(&self, text: &str) -> bool {
-        self.bytes().windows(text.len()).any(|window| window == text.as_bytes())
+        self.home.gateway(&self.upstream, &format!("{SCOPE}{toml}"))
     }
 }
 
@@ -84,32 +77,48 @@ fn said(gateway: &Gateway, line: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-#[test]
-fn a_sealed_reply_is_not_in_the_file_and_a_plain_one_is() {
-    for (toml, is_there) in [(sealing("a"), false), (String::new(), true)] {
-        let world = World::new();
+fn a_sealed_reply_is_not_in_the_store_and_a_plain_one_is(home: &Home) {
+    let world = World::new(home);
+    for (toml, key, is_there) in [(sealing("a"), KEY, false), (String::new(), OTHER, true)] {
         let gateway = world.gateway(&toml);
-        let first = charge(gateway.address, KEY, ACME);
+        let first = charge(gateway.address, key, ACME);
         assert_eq!((first.status, first.text()), (200, REPLY));
-        let retry = charge(gateway.address, KEY, ACME);
+        let retry = charge(gateway.address, key, ACME);
         assert!(retry.is_replay());
         assert_eq!(retry.body, first.body);
         assert_eq!(retry.header("content-type"), Some("application/json"));
         assert_eq!(retry.header("onceward-sealed"), None);
-        assert_eq!(world.holds("marked-reply"), is_there);
-        assert!(world.holds(KEY), "keys are hashed only where that is asked for");
+        assert_eq!(home.holds("marked-reply"), is_there);
+        assert!(home.holds(key), "keys are hashed only where that is asked for");
         let shown = document(&admin(&gateway, "GET", "/api/v1/keys?scope=acme", None));
         assert_eq!(shown["records"][0]["state"], "completed");
     }
 }
 
+fn what_is_sealed_and_hashed_is_replayed_and_other_callers_do_not_meet_it(home: &Home) {
+    let world = World::new(home);
+    let gateway =
+        world.gateway(&format!("{}hash_keys = \"a secret of some length\"\n", sealing("a")));
+    for account in [ACME, EVIL] {
+        assert!(!charge(gateway.address, KEY, account).is_replay(), "{account}");
+        let retry = charge(gateway.address, KEY, account);
+        assert_eq!((retry.text(), retry.is_replay()), (REPLY, true), "{account}");
+    }
+    let other = post(gateway.address, KEY, "[]", &[ACME]);
+    assert_eq!(other.summary(), "422 idempotency_key_reused_with_different_payload");
+    let asked = format!("GET /.onceward/operations/{KEY} HTTP/1.1\r\nHost: x\r\n{ACME}\r\n\r\n");
+    let state = send(gateway.address, &asked).expect("an answer");
+    assert!(state.text().contains("\"completed\""), "{}", state.text());
+    assert_eq!(world.upstream.count(), 2);
+}
+
 #[test]
 fn a_sealed_reply_is_not_in_the_table_and_moved_by_sql_it_is_refused() {
-    let database = Postgres::shared().create_database();
-    let world = World::new();
-    let gateway = world.gateway_on(&database.url(), &sealing("a"));
-    let other = "marked-key-0000000002";
-    for (key, account) in [(KEY, ACME), (other, ACME), (KEY, EVIL)] {
+    let home = Home::postgres();
+    let database = home.database().expect("one of its own");
+    let world = World::new(&home);
+    let gateway = world.gateway(&sealing("a"));
+    for (key, account) in [(KEY, ACME), (OTHER, ACME), (KEY, EVIL)] {
         assert_eq!(charge(gateway.address, key, account).text(), REPLY);
         assert!(charge(gateway.address, key, account).is_replay());
     }
@@ -125,7 +134,7 @@ fn a_sealed_reply_is_not_in_the_table_and_moved_by_sql_it_is_refused() {
              (SELECT min(n.record_id) FROM onceward.replies n WHERE n.record_id > r.record_id), \
              (SELECT min(n.record_id) FROM onceward.replies n))",
     );
-    for (key, account) in [(KEY, ACME), (other, ACME), (KEY, EVIL)] {
+    for (key, account) in [(KEY, ACME), (OTHER, ACME), (KEY, EVIL)] {
         let refused = charge(gateway.address, key, account);
         assert_eq!(refused.summary(), "503 idempotency_store_unavailable");
     }
@@ -135,44 +144,31 @@ fn a_sealed_reply_is_not_in_the_table_and_moved_by_sql_it_is_refused() {
     assert_eq!(fresh.text(), REPLY, "other keys go on");
 }
 
-#[test]
-fn a_plain_reply_in_postgresql_can_be_read_there() {
-    let database = Postgres::shared().create_database();
-    let world = World::new();
-    let gateway = world.gateway_on(&database.url(), "");
-    charge(gateway.address, KEY, ACME);
-    let dump = database.psql("SELECT encode(body, 'escape') FROM onceward.replies");
-    assert!(dump.contains("marked-reply"), "{dump}");
-}
-
-#[test]
-fn keys_of_the_ring_are_rotated_and_an_old_one_is_missed_when_it_is_gone() {
-    let world = World::new();
+fn keys_of_the_ring_are_rotated_and_an_old_one_is_missed_when_it_is_gone(home: &Home) {
+    let world = World::new(home);
     let plain = "marked-key-0000000000";
     charge(world.gateway("").address, plain, ACME);
     charge(world.gateway(&sealing("a")).address, KEY, ACME);
-    let second = "marked-key-0000000002";
     let gateway = world.gateway(&sealing("ba"));
     assert!(charge(gateway.address, KEY, ACME).is_replay());
     assert!(charge(gateway.address, plain, ACME).is_replay(), "stored before sealing");
-    charge(gateway.address, second, ACME);
+    charge(gateway.address, OTHER, ACME);
     drop(gateway);
     let gateway = world.gateway(&sealing("b"));
     let missed = charge(gateway.address, KEY, ACME);
     assert_eq!(missed.summary(), "503 idempotency_store_unavailable");
     gateway.log_with("ring key `a` is not in the key ring");
-    assert!(charge(gateway.address, second, ACME).is_replay());
+    assert!(charge(gateway.address, OTHER, ACME).is_replay());
     drop(gateway);
     // Without any key, sealed replies are not sent as they are.
     let gateway = world.gateway("");
-    let missed = charge(gateway.address, second, ACME);
+    let missed = charge(gateway.address, OTHER, ACME);
     assert_eq!(missed.summary(), "503 idempotency_store_unavailable");
     assert_eq!(world.upstream.count(), 3);
 }
 
-#[test]
-fn one_tenant_is_erased_and_the_other_still_replays() {
-    let world = World::new();
+fn one_tenant_is_erased_and_the_other_still_replays(home: &Home) {
+    let world = World::new(home);
     let gateway = world.gateway(&sealing("a"));
     for account in [ACME, EVIL] {
         charge(gateway.address, KEY, account);
@@ -189,9 +185,8 @@ fn one_tenant_is_erased_and_the_other_still_replays() {
     assert_eq!(told["original_status"], 200);
     assert!(charge(gateway.address, KEY, EVIL).is_replay());
     assert_eq!(world.upstream.count(), 2);
-    let next = "marked-key-0000000002";
-    charge(gateway.address, next, ACME);
-    assert!(charge(gateway.address, next, ACME).is_replay(), "the tenant goes on");
+    charge(gateway.address, OTHER, ACME);
+    assert!(charge(gateway.address, OTHER, ACME).is_replay(), "the tenant goes on");
     let audit = document(&admin(&gateway, "GET", "/api/v1/audit?event=erased", None));
     let [remembered] = &audit["records"].as_array().expect("records")[..] else {
         panic!("{audit}");
@@ -207,14 +202,13 @@ fn one_tenant_is_erased_and_the_other_still_replays() {
 
 const HASHING: &str = "[privacy]\nhash_keys = \"a secret of some length\"\n";
 
-#[test]
-fn a_hashed_key_is_nowhere_in_the_file_and_upstream_and_operators_still_know_it() {
-    let world = World::new();
+fn a_hashed_key_is_nowhere_in_the_store_and_upstream_and_operators_still_know_it(home: &Home) {
+    let world = World::new(home);
     let gateway = world.gateway(HASHING);
     charge(gateway.address, KEY, ACME);
     assert!(charge(gateway.address, KEY, ACME).is_replay());
     assert_eq!(world.upstream.seen()[0].header("idempotency-key"), Some(KEY));
-    assert!(world.holds("hmac-sha256:") && !world.holds(KEY));
+    assert!(home.holds("hmac-sha256:") && !home.holds(KEY));
     let listed = document(&admin(&gateway, "GET", "/api/v1/keys", None));
     let stored = listed["records"][0]["key"].as_str().expect("a key").to_owned();
     assert!(stored.starts_with("hmac-sha256:"), "{stored}");
@@ -232,9 +226,8 @@ fn a_hashed_key_is_nowhere_in_the_file_and_upstream_and_operators_still_know_it(
     assert!(!charge(gateway.address, &stored, ACME).is_replay());
 }
 
-#[test]
-fn a_start_without_the_secret_or_with_another_one_is_refused() {
-    let world = World::new();
+fn a_start_without_the_secret_or_with_another_one_is_refused(home: &Home) {
+    let world = World::new(home);
     charge(world.gateway(HASHING).address, KEY, ACME);
     let other = "[privacy]\nhash_keys = \"another secret of some length\"\n";
     for toml in ["", other] {
@@ -245,14 +238,12 @@ fn a_start_without_the_secret_or_with_another_one_is_refused() {
 }
 
 /// What a start that fails complains about.
-fn start(world: &World, toml: &str) -> String {
+fn start(world: &World<'_>, toml: &str) -> String {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let url = format!("file:{}", world.folder.path().join("onceward.db").display());
     let upstream = world.upstream.address;
-    let toml = format!(
-        "config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n[store]\nurl = \
-         \"{url}\"\n{SCOPE}{toml}"
-    );
+    let settings = world.home.settings(&format!("{SCOPE}{toml}"));
+    let toml =
+        format!("config_version = 1\n[gateway]\nupstream = \"http://{upstream}\"\n{settings}");
     std::fs::write(file.path(), toml).expect("written");
     let mut command = binary();
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config"]);
@@ -263,7 +254,8 @@ fn start(world: &World, toml: &str) -> String {
 
 #[test]
 fn bad_secrets_are_refused_and_never_shown() {
-    let world = World::new();
+    let home = Home::file();
+    let world = World::new(&home);
     for (toml, word) in [
         ("[privacy]\nkeys = [{ id = \"a\", secret = \"marked-secret\" }]\n", "new-key"),
         ("[privacy]\nhash_keys = \"marked-secret\"\n", "16 bytes"),

@@ -1,19 +1,30 @@
-//! Keys through the gateway.
+//! Keys through the gateway, on each store.
 
 use std::thread;
 
-use crate::support::{Act, Connection, Gate, Gateway, Upstream, ok, post, response, send};
+use crate::support::{
+    Act, Connection, Gate, Gateway, Home, Upstream, ok, on_each_store, post, response, send,
+};
 
 const KEY: &str = "order-0000000000000001";
 
-#[test]
-fn a_retry_gets_the_first_reply_byte_for_byte() {
+on_each_store!(
+    a_retry_gets_the_first_reply_byte_for_byte,
+    a_client_that_hangs_up_cancels_nothing_and_its_retry_gets_the_reply,
+    two_at_once_are_one_execution_and_one_conflict,
+    requests_that_must_not_run_are_refused_before_upstream_sees_them,
+    the_profile_stripe_takes_short_keys_and_needs_none,
+    a_reply_over_the_cap_is_passed_on_once_and_never_run_again,
+    callers_of_one_key_do_not_meet,
+);
+
+fn a_retry_gets_the_first_reply_byte_for_byte(home: &Home) {
     let upstream = Upstream::start(|number, _| {
         let headers = "Content-Type: text/x\r\nLink: <a>\r\nETag: \"1\"\r\nLink: <b>\r\n\
                        Set-Cookie: s=1\r\nX-Hop: 1\r\nConnection: X-Hop\r\n";
         Act::Send(response(201, headers, &format!("run {number} \u{e9}\0\n")))
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let first = post(gateway.address, KEY, r#"{"amount": 10.0}"#, &[]);
     let retry = post(gateway.address, &format!("\"{KEY}\""), r#"{ "amount":10 }"#, &[]);
     assert_eq!((first.status, first.text()), (201, "run 0 \u{e9}\0\n"));
@@ -31,14 +42,13 @@ fn a_retry_gets_the_first_reply_byte_for_byte() {
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn a_client_that_hangs_up_cancels_nothing_and_its_retry_gets_the_reply() {
+fn a_client_that_hangs_up_cancels_nothing_and_its_retry_gets_the_reply(home: &Home) {
     let gate = Gate::default();
     let at_gate = gate.clone();
     let upstream = Upstream::start(move |_, _| {
         Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let mut client = Connection::open(gateway.address).expect("connected");
     let request = crate::support::request(gateway.address, KEY, "{}", &[]);
     client.write(request.as_bytes()).expect("written");
@@ -51,14 +61,13 @@ fn a_client_that_hangs_up_cancels_nothing_and_its_retry_gets_the_reply() {
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn two_at_once_are_one_execution_and_one_conflict() {
+fn two_at_once_are_one_execution_and_one_conflict(home: &Home) {
     let gate = Gate::default();
     let at_gate = gate.clone();
     let upstream = Upstream::start(move |_, _| {
         Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let to = gateway.address;
     let first = thread::spawn(move || post(to, KEY, "{}", &[]));
     gate.reached_by(1);
@@ -73,10 +82,9 @@ fn two_at_once_are_one_execution_and_one_conflict() {
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn requests_that_must_not_run_are_refused_before_upstream_sees_them() {
+fn requests_that_must_not_run_are_refused_before_upstream_sees_them(home: &Home) {
     let upstream = Upstream::start(|_, _| ok("done"));
-    let gateway = Gateway::with(upstream.address, "[defaults]\nrequest_bytes_max = 10");
+    let gateway = home.gateway(&upstream, "[defaults]\nrequest_bytes_max = 10");
     let to = gateway.address;
     let no_key = "POST /charges HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
     let missing = send(to, no_key).expect("answer");
@@ -92,10 +100,9 @@ fn requests_that_must_not_run_are_refused_before_upstream_sees_them() {
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn the_profile_stripe_takes_short_keys_and_needs_none() {
+fn the_profile_stripe_takes_short_keys_and_needs_none(home: &Home) {
     let upstream = Upstream::start(|_, _| Act::Send(response(500, "", "broken")));
-    let gateway = Gateway::with(upstream.address, "[defaults]\nprofile = \"stripe\"");
+    let gateway = home.gateway(&upstream, "[defaults]\nprofile = \"stripe\"");
     let to = gateway.address;
     assert_eq!(post(to, "k", "{}", &[]).text(), "broken");
     assert!(post(to, "k", "{}", &[]).is_replay(), "errors are stored too");
@@ -106,12 +113,11 @@ fn the_profile_stripe_takes_short_keys_and_needs_none() {
     assert_eq!(upstream.count(), 2);
 }
 
-#[test]
-fn a_reply_over_the_cap_is_passed_on_once_and_never_run_again() {
+fn a_reply_over_the_cap_is_passed_on_once_and_never_run_again(home: &Home) {
     let large = "y".repeat(200_000);
     let body = large.clone();
     let upstream = Upstream::start(move |_, _| Act::Send(response(200, "", &body)));
-    let gateway = Gateway::with(upstream.address, "[defaults]\nreply_bytes_max = 1000");
+    let gateway = home.gateway(&upstream, "[defaults]\nreply_bytes_max = 1000");
     let first = post(gateway.address, KEY, "{}", &[]);
     assert_eq!((first.status, first.text()), (200, large.as_str()));
     let retry = post(gateway.address, KEY, "{}", &[]);
@@ -139,6 +145,18 @@ fn after_an_early_answer_the_connection_is_not_left_in_the_middle_of_a_body() {
     }
     let lines: Vec<String> = upstream.seen().into_iter().map(|seen| seen.line).collect();
     assert_eq!(lines, ["GET /next HTTP/1.1", "GET /next HTTP/1.1"]);
+}
+
+fn callers_of_one_key_do_not_meet(home: &Home) {
+    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
+    let gateway = home.gateway(&upstream, "[scope]\nfrom = \"header:X-Account\"\n");
+    let of = |account: &str| post(gateway.address, KEY, "{}", &[&format!("X-Account: {account}")]);
+    for (account, run) in [("acme", "run 0"), ("evil", "run 1"), ("ac", "run 2")] {
+        let (first, retry) = (of(account), of(account));
+        assert_eq!((first.text(), first.is_replay()), (run, false), "{account}");
+        assert_eq!((retry.text(), retry.is_replay()), (run, true), "{account}");
+    }
+    assert_eq!(upstream.count(), 3);
 }
 
 #[test]

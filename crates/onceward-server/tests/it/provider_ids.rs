@@ -9,9 +9,9 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    reconciling::{Home, command, now, signature, tell},
+    reconciling::{command, now, signature, tell},
     support::{
-        ALICE, Act, Gate, Gateway, Upstream, admin, binary, document, eventually, post, request,
+        Act, Gate, Gateway, Home, Upstream, admin, binary, document, eventually, post, request,
         response, send,
     },
 };
@@ -66,9 +66,8 @@ impl Bank {
 }
 
 fn gateway(home: &Home, bank: &Bank, toml: &str) -> Gateway {
-    let store = format!("[store]\nurl = \"{}\"\n", home.url);
     let defaults = "[defaults]\neffects = \"external\"\nlease = \"1s\"\n";
-    Gateway::with(bank.upstream.address, &format!("{store}{ALICE}{defaults}{toml}"))
+    home.gateway(&bank.upstream, &format!("{defaults}{toml}"))
 }
 
 /// The record that the bank calls so.
@@ -104,7 +103,7 @@ fn killed_after_the_id_was_noted(home: &Home, bank: &Bank) {
 
 #[test]
 fn a_message_with_the_provider_id_resolves_what_a_killed_gateway_left() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::start();
         killed_after_the_id_was_noted(&home, &bank);
         let next = gateway(&home, &bank, WEBHOOK);
@@ -185,7 +184,7 @@ fn a_webhook_finds_operations_of_its_own_routes_only() {
 
 #[test]
 fn two_operations_with_one_provider_id_are_an_incident_and_the_first_keeps_it() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::start();
         let gateway = gateway(&home, &bank, WEBHOOK);
         bank.gives("bank ch_1", false);
@@ -210,7 +209,7 @@ fn two_operations_with_one_provider_id_are_an_incident_and_the_first_keeps_it() 
 
 #[test]
 fn the_ledger_check_compares_noted_ids_where_the_export_has_nothing_else() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::start();
         killed_after_the_id_was_noted(&home, &bank);
         bank.gives("bank ch_2", false);

@@ -1,15 +1,16 @@
 //! Requests that are accepted and executed later, through the real binary on real stores: once, whatever
 //! happens to the gateway or to upstream.
 
-use std::{net::TcpListener, time::Duration};
+use std::{
+    net::{SocketAddr, TcpListener},
+    time::Duration,
+};
 
-use onceward_testbed::{Database, Postgres};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::support::{
-    ALICE, Act, Answer, Gate, Gateway, Seen, Upstream, admin, binary, document, eventually, ok,
-    post, response, send,
+    Act, Answer, Gate, Gateway, Home, Seen, Upstream, admin, binary, document, eventually, nowhere,
+    ok, on_each_durable_store, on_each_store, post, response, send,
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -18,31 +19,20 @@ const QUEUED: &str = "[defaults]\nexecution = \"queued\"\n";
 const SEALED: &str = "[privacy]\n\
     keys = [{ id = \"a\", secret = \"YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\" }]\n";
 
-/// A store that outlives gateways.
-struct Home {
-    url: String,
-    folder: TempDir,
-    _database: Option<Database<'static>>,
-}
+on_each_store!(
+    a_request_is_accepted_at_once_and_its_reply_replayed_byte_for_byte,
+    an_upstream_that_is_down_is_tried_again_and_acts_once_when_it_is_up,
+    an_upstream_that_hangs_up_after_reading_is_not_asked_again,
+    what_cannot_be_executed_in_time_is_given_up_with_a_stored_answer,
+);
 
-impl Home {
-    fn file() -> Home {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let url = format!("file:{}", folder.path().join("x.db").display());
-        Home { url, folder, _database: None }
-    }
-
-    fn postgres() -> Home {
-        let database = Postgres::shared().create_database();
-        let folder = tempfile::tempdir().expect("temporary folder");
-        Home { url: database.url(), folder, _database: Some(database) }
-    }
-
-    fn gateway(&self, upstream: &Upstream, toml: &str) -> Gateway {
-        let store = format!("[store]\nurl = \"{}\"\n", self.url);
-        Gateway::with(upstream.address, &format!("{store}{ALICE}{SEALED}{QUEUED}{toml}"))
-    }
-}
+on_each_durable_store!(
+    what_was_accepted_by_a_gateway_that_was_killed_before_it_began_is_executed_once,
+    a_gateway_that_is_killed_while_upstream_works_leaves_what_cannot_be_known_unknown,
+    two_gateways_on_one_store_send_each_accepted_request_once,
+    a_stop_finishes_what_is_on_its_way_and_leaves_the_rest_to_the_next,
+    a_request_that_waits_cannot_be_read_in_the_store,
+);
 
 /// Asks until it is not only accepted any more.
 fn final_answer(gateway: &Gateway, key: &str) -> Answer {
@@ -56,43 +46,44 @@ fn record(gateway: &Gateway) -> Value {
     document(&admin(gateway, "GET", "/api/v1/keys", None))["records"][0].clone()
 }
 
-fn free_port() -> TcpListener {
-    TcpListener::bind("127.0.0.1:0").expect("a free port")
+fn start(home: &Home, upstream: &Upstream, toml: &str) -> Gateway {
+    before(home, upstream.address, toml)
 }
 
-#[test]
-fn a_request_is_accepted_at_once_and_its_reply_replayed_byte_for_byte() {
-    for home in [Home::file(), Home::postgres()] {
-        let gate = Gate::default();
-        let at_gate = gate.clone();
-        let body = "{\"id\": \"ch_1\",  \"amount\":1.00}";
-        let upstream = Upstream::start(move |_, _| {
-            let headers = "Content-Type: application/json\r\nX-Charge: ch_1\r\nSet-Cookie: a=b\r\n";
-            Act::SendLater(Vec::new(), at_gate.clone(), response(201, headers, body))
-        });
-        let gateway = home.gateway(&upstream, "");
-        let accepted = post(gateway.address, KEY, "{}", &[]);
-        assert_eq!((accepted.status, accepted.text().contains("pending")), (202, true));
-        assert_eq!(accepted.header("onceward-outcome"), Some("accepted"));
-        assert!(accepted.header("retry-after").is_some());
-        let location = accepted.header("location").expect("an address").to_owned();
-        gate.reached_by(1);
-        let again = post(gateway.address, KEY, "{}", &[]);
-        assert_eq!((again.status, again.header("location")), (202, Some(&*location)));
-        gate.open();
-        let reply = final_answer(&gateway, KEY);
-        assert_eq!((reply.status, reply.text(), reply.is_replay()), (201, body, true));
-        assert_eq!((reply.header("x-charge"), reply.header("set-cookie")), (Some("ch_1"), None));
-        assert!(reply.header("idempotency-expires").is_some());
-        let later = post(gateway.address, KEY, "{}", &[]);
-        assert_eq!((later.status, &later.body), (201, &reply.body));
-        let state = format!("GET {location} HTTP/1.1\r\nHost: x\r\n\r\n");
-        let state = send(gateway.address, &state).expect("an answer");
-        assert!(state.text().contains("\"completed\""), "{}", state.text());
-        let other = post(gateway.address, KEY, "{\"other\":1}", &[]);
-        assert_eq!(other.summary(), "422 idempotency_key_reused_with_different_payload");
-        assert_eq!(upstream.count(), 1);
-    }
+fn before(home: &Home, upstream: SocketAddr, toml: &str) -> Gateway {
+    Gateway::with(upstream, &home.settings(&format!("{SEALED}{QUEUED}{toml}")))
+}
+
+fn a_request_is_accepted_at_once_and_its_reply_replayed_byte_for_byte(home: &Home) {
+    let gate = Gate::default();
+    let at_gate = gate.clone();
+    let body = "{\"id\": \"ch_1\",  \"amount\":1.00}";
+    let upstream = Upstream::start(move |_, _| {
+        let headers = "Content-Type: application/json\r\nX-Charge: ch_1\r\nSet-Cookie: a=b\r\n";
+        Act::SendLater(Vec::new(), at_gate.clone(), response(201, headers, body))
+    });
+    let gateway = start(home, &upstream, "");
+    let accepted = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!((accepted.status, accepted.text().contains("pending")), (202, true));
+    assert_eq!(accepted.header("onceward-outcome"), Some("accepted"));
+    assert!(accepted.header("retry-after").is_some());
+    let location = accepted.header("location").expect("an address").to_owned();
+    gate.reached_by(1);
+    let again = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!((again.status, again.header("location")), (202, Some(&*location)));
+    gate.open();
+    let reply = final_answer(&gateway, KEY);
+    assert_eq!((reply.status, reply.text(), reply.is_replay()), (201, body, true));
+    assert_eq!((reply.header("x-charge"), reply.header("set-cookie")), (Some("ch_1"), None));
+    assert!(reply.header("idempotency-expires").is_some());
+    let later = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!((later.status, &later.body), (201, &reply.body));
+    let state = format!("GET {location} HTTP/1.1\r\nHost: x\r\n\r\n");
+    let state = send(gateway.address, &state).expect("an answer");
+    assert!(state.text().contains("\"completed\""), "{}", state.text());
+    let other = post(gateway.address, KEY, "{\"other\":1}", &[]);
+    assert_eq!(other.summary(), "422 idempotency_key_reused_with_different_payload");
+    assert_eq!(upstream.count(), 1);
 }
 
 #[test]
@@ -108,8 +99,7 @@ fn upstream_sees_the_request_as_it_would_have_at_once_and_only_listed_headers() 
     ];
     let seen_under = |settings: &str| -> Seen {
         let upstream = Upstream::start(|_, _| ok("done"));
-        let home = Home::file();
-        let gateway = home.gateway(&upstream, settings);
+        let gateway = start(&Home::memory(), &upstream, settings);
         let accepted = post(gateway.address, KEY, "{\"a\": 1}", &sent);
         assert_eq!(accepted.status, 202);
         eventually("the dispatch", || upstream.seen().pop())
@@ -144,42 +134,31 @@ fn upstream_sees_the_request_as_it_would_have_at_once_and_only_listed_headers() 
     assert_eq!((seen.header("x-tenant"), seen.header("user-agent")), (Some("7"), None));
 }
 
-#[test]
-fn an_upstream_that_is_down_is_tried_again_and_acts_once_when_it_is_up() {
-    for home in [Home::file(), Home::postgres()] {
-        let port = free_port();
-        let address = port.local_addr().expect("bound");
-        drop(port);
-        let nobody = Upstream::on(free_port(), |_, _| ok("not me"));
-        let gateway = {
-            let store = format!("[store]\nurl = \"{}\"\n", home.url);
-            Gateway::with(address, &format!("{store}{ALICE}{SEALED}{QUEUED}"))
-        };
-        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
-        let waiting = eventually("the first attempt", || {
-            let record = record(&gateway);
-            (record["attempts"] == 1 && record["state"] == "pending").then_some(record)
-        });
-        assert_eq!(waiting["last_error"], "upstream_unreachable", "{waiting}");
-        assert!(waiting["due_at"].is_string() && waiting["queued_until"].is_string(), "{waiting}");
-        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
-        let upstream =
-            Upstream::on(TcpListener::bind(address).expect("the same port"), |_, _| ok("done"));
-        let reply = final_answer(&gateway, KEY);
-        assert_eq!((reply.status, reply.text()), (200, "done"));
-        assert_eq!((upstream.count(), nobody.count()), (1, 0));
-        let attempt = upstream.seen()[0].header("onceward-attempt").map(str::to_owned);
-        assert!(attempt.is_some_and(|attempt| attempt.parse::<u32>().is_ok_and(|it| it > 1)));
-    }
+fn an_upstream_that_is_down_is_tried_again_and_acts_once_when_it_is_up(home: &Home) {
+    let address = nowhere();
+    let gateway = before(home, address, "");
+    assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
+    let waiting = eventually("the first attempt", || {
+        let record = record(&gateway);
+        (record["attempts"] == 1 && record["state"] == "pending").then_some(record)
+    });
+    assert_eq!(waiting["last_error"], "upstream_unreachable", "{waiting}");
+    assert!(waiting["due_at"].is_string() && waiting["queued_until"].is_string(), "{waiting}");
+    assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
+    let upstream =
+        Upstream::on(TcpListener::bind(address).expect("the same port"), |_, _| ok("done"));
+    let reply = final_answer(&gateway, KEY);
+    assert_eq!((reply.status, reply.text()), (200, "done"));
+    assert_eq!(upstream.count(), 1);
+    let attempt = upstream.seen()[0].header("onceward-attempt").map(str::to_owned);
+    assert!(attempt.is_some_and(|attempt| attempt.parse::<u32>().is_ok_and(|it| it > 1)));
 }
 
-#[test]
-fn an_upstream_that_hangs_up_after_reading_is_not_asked_again() {
+fn an_upstream_that_hangs_up_after_reading_is_not_asked_again(home: &Home) {
     let gate = Gate::default();
     let closed = gate.clone();
     let upstream = Upstream::start(move |_, _| Act::SendAndClose(Vec::new(), closed.clone()));
-    let home = Home::file();
-    let gateway = home.gateway(&upstream, "");
+    let gateway = start(home, &upstream, "");
     assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
     gate.pass();
     let unknown = final_answer(&gateway, KEY);
@@ -189,13 +168,9 @@ fn an_upstream_that_hangs_up_after_reading_is_not_asked_again() {
     assert_eq!((upstream.count(), &record(&gateway)["state"]), (1, &"unknown".into()));
 }
 
-#[test]
-fn what_cannot_be_executed_in_time_is_given_up_with_a_stored_answer() {
-    let port = free_port();
-    let address = port.local_addr().expect("bound");
-    drop(port);
-    let toml = format!("[store]\nurl = \"memory:\"\n{ALICE}{QUEUED}queued_for = \"2s\"\n");
-    let gateway = Gateway::with(address, &toml);
+fn what_cannot_be_executed_in_time_is_given_up_with_a_stored_answer(home: &Home) {
+    let address = nowhere();
+    let gateway = before(home, address, "queued_for = \"2s\"\n");
     assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
     let given_up = final_answer(&gateway, KEY);
     assert_eq!(given_up.summary(), "504 idempotency_not_executed");
@@ -210,44 +185,36 @@ fn what_cannot_be_executed_in_time_is_given_up_with_a_stored_answer() {
     assert!(metrics.text().contains("onceward_queued_given_up_total{route=\"default\"} 1"));
 }
 
-#[test]
-fn what_was_accepted_by_a_gateway_that_was_killed_before_it_began_is_executed_once() {
-    for home in [Home::file(), Home::postgres()] {
-        let upstream = Upstream::start(|_, _| ok("done"));
-        {
-            // Its own upstream is down, so that it cannot have begun.
-            let nowhere = free_port().local_addr().expect("bound");
-            let store = format!("[store]\nurl = \"{}\"\n", home.url);
-            let lease = "lease = \"2s\"\n";
-            let gateway = Gateway::with(nowhere, &format!("{store}{ALICE}{SEALED}{QUEUED}{lease}"));
-            for number in 0..5 {
-                let key = format!("order-{number:016}");
-                assert_eq!(post(gateway.address, &key, "{}", &[]).status, 202);
-            }
-            // Each was tried, and none of them is now.
-            eventually("five that wait", || {
-                let page = document(&admin(&gateway, "GET", "/api/v1/keys", None));
-                let records = page["records"].as_array().expect("a list");
-                let waits =
-                    |record: &&Value| record["state"] == "pending" && record["attempts"] != 0;
-                (records.iter().filter(waits).count() == 5).then_some(())
-            });
-            gateway.signal("KILL");
-        }
-        let next = home.gateway(&upstream, "lease = \"2s\"\n");
+fn what_was_accepted_by_a_gateway_that_was_killed_before_it_began_is_executed_once(home: &Home) {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    {
+        // Its own upstream is down, so that it cannot have begun.
+        let gateway = before(home, nowhere(), "lease = \"2s\"\n");
         for number in 0..5 {
-            let reply = final_answer(&next, &format!("order-{number:016}"));
-            assert_eq!((reply.status, reply.text()), (200, "done"), "{}", reply.summary());
+            let key = format!("order-{number:016}");
+            assert_eq!(post(gateway.address, &key, "{}", &[]).status, 202);
         }
-        assert_eq!(upstream.count(), 5);
+        // Each was tried, and none of them is now.
+        eventually("five that wait", || {
+            let page = document(&admin(&gateway, "GET", "/api/v1/keys", None));
+            let records = page["records"].as_array().expect("a list");
+            let waits = |record: &&Value| record["state"] == "pending" && record["attempts"] != 0;
+            (records.iter().filter(waits).count() == 5).then_some(())
+        });
+        gateway.signal("KILL");
     }
+    let next = start(home, &upstream, "lease = \"2s\"\n");
+    for number in 0..5 {
+        let reply = final_answer(&next, &format!("order-{number:016}"));
+        assert_eq!((reply.status, reply.text()), (200, "done"), "{}", reply.summary());
+    }
+    assert_eq!(upstream.count(), 5);
 }
 
-#[test]
-fn a_gateway_that_is_killed_while_upstream_works_leaves_what_cannot_be_known_unknown() {
+fn a_gateway_that_is_killed_while_upstream_works_leaves_what_cannot_be_known_unknown(home: &Home) {
     for (effects, expected) in [("external", "409 idempotency_outcome_unknown"), ("none", "200 -")]
     {
-        let home = Home::postgres();
+        let key = format!("order-{effects:0>16}");
         let gate = Gate::default();
         let at_gate = gate.clone();
         let upstream = Upstream::start(move |number, _| match number {
@@ -255,24 +222,22 @@ fn a_gateway_that_is_killed_while_upstream_works_leaves_what_cannot_be_known_unk
             _ => ok("done"),
         });
         let settings = format!("effects = \"{effects}\"\nlease = \"2s\"\n");
-        let gateway = home.gateway(&upstream, &settings);
-        assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
+        let gateway = start(home, &upstream, &settings);
+        assert_eq!(post(gateway.address, &key, "{}", &[]).status, 202);
         gate.reached_by(1);
         gateway.signal("KILL");
         drop(gateway);
-        let next = home.gateway(&upstream, &settings);
-        let told = final_answer(&next, KEY);
+        let next = start(home, &upstream, &settings);
+        let told = final_answer(&next, &key);
         assert_eq!(told.summary(), expected, "{effects}");
         assert_eq!(upstream.count(), if effects == "none" { 2 } else { 1 });
         gate.open();
     }
 }
 
-#[test]
-fn two_gateways_on_one_database_send_each_accepted_request_once() {
-    let home = Home::postgres();
+fn two_gateways_on_one_store_send_each_accepted_request_once(home: &Home) {
     let upstream = Upstream::start(|_, _| ok("done"));
-    let gateways = [home.gateway(&upstream, ""), home.gateway(&upstream, "")];
+    let gateways = [start(home, &upstream, ""), start(home, &upstream, "")];
     let keys: Vec<String> = (0..60).map(|number| format!("order-{number:016}")).collect();
     for (number, key) in keys.iter().enumerate() {
         let answer = post(gateways[number % 2].address, key, "{}", &[]);
@@ -285,16 +250,14 @@ fn two_gateways_on_one_database_send_each_accepted_request_once() {
     assert_eq!(upstream.count(), keys.len());
 }
 
-#[test]
-fn a_stop_finishes_what_is_on_its_way_and_leaves_the_rest_to_the_next() {
-    let home = Home::file();
+fn a_stop_finishes_what_is_on_its_way_and_leaves_the_rest_to_the_next(home: &Home) {
     let gate = Gate::default();
     let at_gate = gate.clone();
     let upstream = Upstream::start(move |number, _| match number {
         0 => Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "first")),
         _ => ok("next"),
     });
-    let mut gateway = home.gateway(&upstream, "");
+    let mut gateway = start(home, &upstream, "");
     assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 202);
     gate.reached_by(1);
     gateway.signal("TERM");
@@ -306,29 +269,22 @@ fn a_stop_finishes_what_is_on_its_way_and_leaves_the_rest_to_the_next() {
     });
     gate.open();
     assert_eq!(gateway.exit_status().code(), Some(0));
-    let next = home.gateway(&upstream, "");
+    let next = start(home, &upstream, "");
     let reply = post(next.address, KEY, "{}", &[]);
     assert_eq!((reply.status, reply.text(), reply.is_replay()), (200, "first", true));
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn a_request_that_waits_cannot_be_read_in_the_store() {
-    let home = Home::file();
+fn a_request_that_waits_cannot_be_read_in_the_store(home: &Home) {
     let upstream = Upstream::start(|_, _| Act::Send(response(429, "", "busy")));
-    let gateway = home.gateway(&upstream, "queued_headers = [\"x-card\"]\n");
+    let gateway = start(home, &upstream, "queued_headers = [\"x-card\"]\n");
     let accepted =
         post(gateway.address, KEY, "{\"iban\": \"marker-body\"}", &["X-Card: marker-head"]);
     assert_eq!(accepted.status, 202);
     eventually("an attempt", || (upstream.count() > 0).then_some(()));
     assert_eq!(upstream.seen()[0].header("x-card"), Some("marker-head"), "upstream is told");
-    let files = std::fs::read_dir(home.folder.path()).expect("a folder");
-    let stored: Vec<u8> = files
-        .flat_map(|file| std::fs::read(file.expect("an entry").path()).expect("read"))
-        .collect();
-    let holds = |marker: &str| stored.windows(marker.len()).any(|part| part == marker.as_bytes());
-    assert!(holds(KEY), "what is not sealed is there");
-    assert!(!holds("marker-body") && !holds("marker-head"));
+    assert!(home.holds(KEY), "what is not sealed is there");
+    assert!(!home.holds("marker-body") && !home.holds("marker-head"));
 }
 
 #[test]

@@ -2,19 +2,25 @@
 
 use std::thread;
 
-use crate::support::{Act, Gate, Gateway, Upstream, eventually, get, ok, post, response};
+use crate::support::{
+    Act, Gate, Gateway, Home, Upstream, eventually, get, ok, on_each_store, post, response,
+};
 
 const KEY: &str = "order-0000000000000001";
 const OTHER: &str = "order-0000000000000002";
+
+on_each_store!(
+    a_new_key_over_the_quota_is_429_and_replays_go_on,
+    records_in_progress_are_limited_per_caller,
+);
 
 fn metrics(gateway: &Gateway) -> String {
     get(gateway.admin, "/metrics").text().to_owned()
 }
 
-#[test]
-fn a_new_key_over_the_quota_is_429_and_replays_go_on() {
+fn a_new_key_over_the_quota_is_429_and_replays_go_on(home: &Home) {
     let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
-    let gateway = Gateway::with(upstream.address, "[quota]\ncreations_per_second = 1\nburst = 2\n");
+    let gateway = home.gateway(&upstream, "[quota]\ncreations_per_second = 1\nburst = 2\n");
     assert_eq!(post(gateway.address, KEY, "{}", &[]).text(), "run 0");
     // On a slow machine some of it comes back meanwhile.
     let mut number = 0;
@@ -37,15 +43,14 @@ fn a_new_key_over_the_quota_is_429_and_replays_go_on() {
     });
 }
 
-#[test]
-fn records_in_progress_are_limited_per_caller() {
+fn records_in_progress_are_limited_per_caller(home: &Home) {
     let gate = Gate::default();
     let at_gate = gate.clone();
     let upstream = Upstream::start(move |number, _| match number {
         0 => Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done")),
         _ => ok("done at once"),
     });
-    let gateway = Gateway::with(upstream.address, "[quota]\nactive = 1\n");
+    let gateway = home.gateway(&upstream, "[quota]\nactive = 1\n");
     let to = gateway.address;
     let first = thread::spawn(move || post(to, KEY, "{}", &[]));
     gate.reached_by(1);

@@ -8,45 +8,21 @@ use std::{
 };
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use onceward_testbed::{Database, Postgres};
 use serde_json::Value;
 use sha2::Sha256;
-use tempfile::TempDir;
 
 use crate::support::{
-    ALICE, Act, Answer, Gate, Gateway, TOKEN, Upstream, admin, binary, document, eventually, post,
+    Act, Answer, Gate, Gateway, Home, TOKEN, Upstream, admin, binary, document, eventually, post,
     request, response, send,
 };
 
 const KEY: &str = "order-0000000000000001";
 
-/// A store that outlives gateways.
-pub(crate) struct Home {
-    pub(crate) url: String,
-    _folder: TempDir,
-    _database: Option<Database<'static>>,
-}
-
-impl Home {
-    pub(crate) fn file() -> Home {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        let url = format!("file:{}", folder.path().join("x.db").display());
-        Home { url, _folder: folder, _database: None }
-    }
-
-    pub(crate) fn postgres() -> Home {
-        let database = Postgres::shared().create_database();
-        let folder = tempfile::tempdir().expect("temporary folder");
-        Home { url: database.url(), _folder: folder, _database: Some(database) }
-    }
-
-    fn gateway(&self, bank: &Bank, probe: &str) -> Gateway {
-        let address = bank.upstream.address;
-        let store = format!("[store]\nurl = \"{}\"\n", self.url);
-        let defaults = "[defaults]\neffects = \"external\"\nlease = \"1s\"\n";
-        let probe = probe.replace("BANK", &address.to_string());
-        Gateway::with(address, &format!("{store}{ALICE}{defaults}{probe}"))
-    }
+/// One before this bank, with short leases.
+fn start(home: &Home, bank: &Bank, probe: &str) -> Gateway {
+    let defaults = "[defaults]\neffects = \"external\"\nlease = \"1s\"\n";
+    let probe = probe.replace("BANK", &bank.upstream.address.to_string());
+    home.gateway(&bank.upstream, &format!("{defaults}{probe}"))
 }
 
 /// The bank can be asked, and cannot be wrong about what it has not done.
@@ -153,11 +129,11 @@ fn record(gateway: &Gateway) -> Value {
 
 #[test]
 fn a_charge_whose_gateway_was_killed_is_found_by_the_probe_and_made_once() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::that_holds(Held::AfterTheCharge);
-        killed_while_the_bank_is_at_it(home.gateway(&bank, PROBE), &bank);
+        killed_while_the_bank_is_at_it(start(&home, &bank, PROBE), &bank);
         assert_eq!(bank.charges(), [KEY]);
-        let next = home.gateway(&bank, PROBE);
+        let next = start(&home, &bank, PROBE);
         let told = told_until_replied(&next);
         assert!(told.contains(&"409 idempotency_outcome_unknown".to_owned()), "{told:?}");
         let reply = post(next.address, KEY, "{}", &[]);
@@ -175,11 +151,11 @@ fn a_charge_whose_gateway_was_killed_is_found_by_the_probe_and_made_once() {
 
 #[test]
 fn a_charge_that_was_never_made_is_released_by_the_probe_and_the_retry_makes_it_once() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::that_holds(Held::BeforeTheCharge);
-        killed_while_the_bank_is_at_it(home.gateway(&bank, PROBE), &bank);
+        killed_while_the_bank_is_at_it(start(&home, &bank, PROBE), &bank);
         assert_eq!(bank.charges(), [""; 0]);
-        let next = home.gateway(&bank, PROBE);
+        let next = start(&home, &bank, PROBE);
         let told = told_until_replied(&next);
         assert!(told.contains(&"409 idempotency_outcome_unknown".to_owned()), "{told:?}");
         assert_eq!(bank.charges(), [KEY], "the retry made it");
@@ -196,8 +172,8 @@ fn one_probe_that_may_be_wrong_never_releases() {
     let home = Home::file();
     let bank = Bank::that_holds(Held::BeforeTheCharge);
     let probe = PROBE.replace(", authoritative = true", "");
-    killed_while_the_bank_is_at_it(home.gateway(&bank, &probe), &bank);
-    let next = home.gateway(&bank, &probe);
+    killed_while_the_bank_is_at_it(start(&home, &bank, &probe), &bank);
+    let next = start(&home, &bank, &probe);
     eventually("the first probe", || {
         post(next.address, KEY, "{}", &[]);
         let asked = |seen: &crate::support::Seen| seen.line.starts_with("GET ");
@@ -214,8 +190,8 @@ fn one_probe_that_may_be_wrong_never_releases() {
 fn without_a_probe_an_unknown_outcome_waits_for_a_person() {
     let home = Home::file();
     let bank = Bank::that_holds(Held::AfterTheCharge);
-    killed_while_the_bank_is_at_it(home.gateway(&bank, ""), &bank);
-    let next = home.gateway(&bank, "");
+    killed_while_the_bank_is_at_it(start(&home, &bank, ""), &bank);
+    let next = start(&home, &bank, "");
     eventually("the end of the lease", || {
         let answer = post(next.address, KEY, "{}", &[]);
         (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
@@ -231,8 +207,8 @@ fn without_a_probe_an_unknown_outcome_waits_for_a_person() {
 
 /// The record is unknown, under this configuration.
 fn unknown(home: &Home, bank: &Bank, toml: &str) -> Gateway {
-    killed_while_the_bank_is_at_it(home.gateway(bank, ""), bank);
-    let gateway = home.gateway(bank, toml);
+    killed_while_the_bank_is_at_it(start(home, bank, ""), bank);
+    let gateway = start(home, bank, toml);
     eventually("an unknown outcome", || {
         let answer = post(gateway.address, KEY, "{}", &[]);
         (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
@@ -260,7 +236,7 @@ fn an_operator_has_an_unknown_outcome_asked_about_at_once() {
     let in_vain = unknown(&home, &bank, &PROBE.replace("\"succeeded\"", "\"something else\""));
     eventually("a probe", || (record(&in_vain)["record"]["probes"] == 1).then_some(()));
     drop(in_vain);
-    let gateway = home.gateway(&bank, PROBE);
+    let gateway = start(&home, &bank, PROBE);
     let listed = command(&gateway, &["unknown", "list", "-o", "json"]);
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
     let id = listed["records"][0]["id"].as_str().expect("one record").to_owned();
@@ -349,7 +325,7 @@ const CHARGED: &str = r#"{"status":201,"body":{"z": "ch_1", "amount": 10.10}}"#;
 
 #[test]
 fn a_signed_message_resolves_and_old_forged_and_unknown_ones_do_not() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::that_holds(Held::AfterTheCharge);
         let gateway = unknown(&home, &bank, WEBHOOK);
         let names = named(&bank, 1);
@@ -394,7 +370,7 @@ fn a_signed_message_resolves_and_old_forged_and_unknown_ones_do_not() {
 
 #[test]
 fn a_message_about_an_earlier_attempt_releases_no_later_one() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::that_holds(Held::BeforeTheCharge);
         let gateway = unknown(&home, &bank, WEBHOOK);
         let first = named(&bank, 1);
@@ -404,7 +380,7 @@ fn a_message_about_an_earlier_attempt_releases_no_later_one() {
         bank.hold_the_next_answer();
         killed_while_the_bank_answers(gateway, &bank, 2);
         assert_eq!(bank.charges(), [KEY]);
-        let gateway = home.gateway(&bank, WEBHOOK);
+        let gateway = start(&home, &bank, WEBHOOK);
         eventually("an unknown outcome", || {
             let answer = post(gateway.address, KEY, "{}", &[]);
             (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
@@ -427,7 +403,7 @@ fn a_message_about_an_earlier_attempt_releases_no_later_one() {
 
 #[test]
 fn what_is_said_to_have_executed_after_a_release_is_not_run_again() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::that_holds(Held::AfterTheCharge);
         let gateway = unknown(&home, &bank, WEBHOOK);
         let names = named(&bank, 1);
@@ -445,10 +421,10 @@ fn what_is_said_to_have_executed_after_a_release_is_not_run_again() {
 
 #[test]
 fn a_message_about_an_earlier_use_of_the_key_says_nothing_about_this_one() {
-    for home in [Home::file(), Home::postgres()] {
+    for home in Home::durable() {
         let bank = Bank::that_holds(Held::AfterTheCharge);
         *bank.next.lock().expect("not poisoned") = None;
-        let gateway = home.gateway(&bank, WEBHOOK);
+        let gateway = start(&home, &bank, WEBHOOK);
         assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 201);
         let id = record(&gateway)["record"]["id"].as_str().expect("an id").to_owned();
         command(&gateway, &["keys", "void", &id, "--reason", "charge it once more"]);
@@ -460,7 +436,7 @@ fn a_message_about_an_earlier_use_of_the_key_says_nothing_about_this_one() {
         let without = WEBHOOK.replace("attempt = \"/attempt\"\n", "");
         let without = without.replace("not_executed = [\"canceled\"]\n", "");
         let without = without.replace("name = \"bank\"", "name = \"other\"");
-        let gateway = home.gateway(&bank, &format!("{WEBHOOK}{without}"));
+        let gateway = start(&home, &bank, &format!("{WEBHOOK}{without}"));
         let is_unknown = || {
             let answer = post(gateway.address, KEY, "{}", &[]);
             (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
@@ -504,7 +480,7 @@ fn messages_that_are_refused_early_are_drained_and_too_large_ones_refused() {
     let home = Home::file();
     let bank = Bank::that_holds(Held::AfterTheCharge);
     bank.gate.open();
-    let gateway = home.gateway(&bank, WEBHOOK);
+    let gateway = start(&home, &bank, WEBHOOK);
     let large = "x".repeat((1 << 20) + 1);
     for (name, status) in [("bank", 413), ("other", 404)] {
         let answer = tell(&gateway, name, &large, "t=1,v1=00");
@@ -518,7 +494,7 @@ fn messages_take_room_like_all_bodies() {
     let home = Home::file();
     let bank = Bank::that_holds(Held::AfterTheCharge);
     bank.gate.open();
-    let gateway = home.gateway(&bank, &format!("{WEBHOOK}[limits]\nbuffered_bytes = 65536\n"));
+    let gateway = start(&home, &bank, &format!("{WEBHOOK}[limits]\nbuffered_bytes = 65536\n"));
     // One that takes all the room, and does not come. It is refused if another one has some of it.
     let slow = || {
         let mut slow = std::net::TcpStream::connect(gateway.address).expect("a connection");
@@ -540,7 +516,7 @@ fn messages_take_room_like_all_bodies() {
 fn without_webhooks_their_path_is_like_any_other() {
     let bank = Bank::that_holds(Held::AfterTheCharge);
     bank.gate.open();
-    let gateway = Home::file().gateway(&bank, "");
+    let gateway = start(&Home::file(), &bank, "");
     let passed = send(gateway.address, "GET /.onceward/webhooks/bank HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_eq!(passed.expect("an answer").status, 201, "upstream answered");
 }

@@ -2,9 +2,16 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Act, Answer, Connection, Gate, Gateway, Upstream, get, ok, response, send};
+use crate::support::{
+    Act, Answer, Connection, Gate, Gateway, Home, Upstream, get, ok, on_each_store, response, send,
+};
 
 const KEY: &str = "order-0000000000000001";
+
+on_each_store!(
+    a_5xx_means_what_its_route_says,
+    requests_that_are_too_old_are_refused_before_anything_is_reserved,
+);
 
 fn ask(gateway: &Gateway, line: &str, key: Option<&str>, more: &str) -> Answer {
     let key = key.map(|key| format!("Idempotency-Key: {key}\r\n")).unwrap_or_default();
@@ -80,11 +87,10 @@ fn a_route_that_is_off_is_streamed_both_ways_and_keeps_its_key() {
     assert_eq!(ask(&gateway, "POST /other", Some(KEY), "").status, 413, "the cap of the others");
 }
 
-#[test]
-fn a_5xx_means_what_its_route_says() {
+fn a_5xx_means_what_its_route_says(home: &Home) {
     let upstream = Upstream::start(|_, _| Act::Send(response(500, "", "broken")));
-    let gateway = Gateway::with(
-        upstream.address,
+    let gateway = home.gateway(
+        &upstream,
         "[[route]]\nmatch = \"POST /store\"\non_5xx = \"store\"\n\
          [[route]]\nmatch = \"POST /unknown\"\non_5xx = \"unknown\"\n\
          [[route]]\nmatch = \"POST /external\"\neffects = \"external\"\n\
@@ -127,11 +133,10 @@ fn uuid_v7(seconds_ago: u64) -> String {
     format!("{}-{}-7cc3-98c4-dc0c0c07398f", &text[..8], &text[8..])
 }
 
-#[test]
-fn requests_that_are_too_old_are_refused_before_anything_is_reserved() {
+fn requests_that_are_too_old_are_refused_before_anything_is_reserved(home: &Home) {
     let upstream = Upstream::start(|_, _| ok("done"));
-    let gateway = Gateway::with(
-        upstream.address,
+    let gateway = home.gateway(
+        &upstream,
         "[[route]]\nmatch = \"POST /key\"\nmax_request_age = \"1h\"\n[[route]]\n\
          match = \"POST /header\"\nmax_request_age = \"1h\"\nmax_request_age_header = \"X-Sent\"\n",
     );

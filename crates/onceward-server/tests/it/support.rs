@@ -5,6 +5,7 @@ mod client;
 pub(crate) mod frames;
 mod gate;
 mod gateway;
+mod home;
 mod schema;
 pub(crate) mod tls;
 mod upstream;
@@ -13,13 +14,44 @@ pub(crate) use admin::{ALICE, TOKEN, admin, document, get, raw, refusal, until_n
 pub(crate) use client::{Answer, Connection, post, request, send};
 pub(crate) use gate::Gate;
 pub(crate) use gateway::{Gateway, binary};
+pub(crate) use home::Home;
 pub(crate) use schema::violation;
-pub(crate) use upstream::{Act, Seen, Upstream, ok, response};
+pub(crate) use upstream::{Act, Seen, Upstream, nowhere, ok, response};
 
 use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
+
+/// Each of these cases on each store, as a test of its own: `on_file::CASE`.
+macro_rules! on_each_store {
+    ($($case:ident),+ $(,)?) => {
+        crate::support::cases!(on_memory, memory, $($case),+);
+        crate::support::cases!(on_file, file, $($case),+);
+        crate::support::cases!(on_postgres, postgres, $($case),+);
+    };
+}
+
+/// The same for cases in which a store outlives a gateway, or has several.
+macro_rules! on_each_durable_store {
+    ($($case:ident),+ $(,)?) => {
+        crate::support::cases!(on_durable_file, file, $($case),+);
+        crate::support::cases!(on_durable_postgres, postgres, $($case),+);
+    };
+}
+
+macro_rules! cases {
+    ($module:ident, $store:ident, $($case:ident),+) => {
+        mod $module {
+            $(#[test]
+            fn $case() {
+                super::$case(&crate::support::Home::$store());
+            })+
+        }
+    };
+}
+
+pub(crate) use {cases, on_each_durable_store, on_each_store};
 
 /// Nothing in these tests takes longer than this.
 pub(crate) const LONGEST: Duration = Duration::from_secs(20);

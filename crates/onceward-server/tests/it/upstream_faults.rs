@@ -12,19 +12,27 @@ use std::{
 };
 
 use crate::support::{
-    Act, Gate, Gateway, Upstream, eventually, ok, post, response,
+    Act, Gate, Gateway, Home, Upstream, eventually, nowhere, ok, on_each_store, post, response,
     tls::{self, Authority},
 };
 
 const KEY: &str = "order-0000000000000001";
 const UNKNOWN: &str = "409 idempotency_outcome_unknown";
 
-#[test]
-fn an_upstream_that_refuses_connections_has_not_acted_and_a_retry_runs() {
-    let port = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = port.local_addr().expect("bound");
-    drop(port);
-    let gateway = Gateway::before(address);
+on_each_store!(
+    an_upstream_that_refuses_connections_has_not_acted_and_a_retry_runs,
+    an_error_of_the_service_itself_is_passed_on_and_a_retry_runs,
+    an_error_of_a_service_with_external_effects_is_unknown,
+    an_answer_that_may_hide_an_execution_is_unknown_and_never_sent_again,
+    a_connection_that_is_reset_after_bytes_were_written_is_unknown,
+    a_connection_that_is_reset_in_the_middle_of_an_answer_is_unknown,
+    an_upstream_that_is_too_slow_is_unknown_until_its_answer_comes_after_all,
+    upstream_may_say_itself_whether_it_acted,
+);
+
+fn an_upstream_that_refuses_connections_has_not_acted_and_a_retry_runs(home: &Home) {
+    let address = nowhere();
+    let gateway = Gateway::with(address, &home.settings(""));
     let refused = post(gateway.address, KEY, "{}", &[]);
     assert_eq!(refused.summary(), "502 idempotency_upstream_unreachable");
     assert!(refused.header("retry-after").is_some());
@@ -40,14 +48,13 @@ fn an_upstream_that_refuses_connections_has_not_acted_and_a_retry_runs() {
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn an_error_of_the_service_itself_is_passed_on_and_a_retry_runs() {
+fn an_error_of_the_service_itself_is_passed_on_and_a_retry_runs(home: &Home) {
     let upstream = Upstream::start(|number, _| match number {
         0 => Act::Send(response(500, "", "broken")),
         1 => Act::Send(response(503, "", "busy")),
         _ => ok("done"),
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let answers = [0; 4].map(|_| post(gateway.address, KEY, "{}", &[]));
     assert_eq!(answers.each_ref().map(|answer| answer.status), [500, 503, 200, 200]);
     assert_eq!(answers[0].text(), "broken");
@@ -61,18 +68,16 @@ fn an_error_of_the_service_itself_is_passed_on_and_a_retry_runs() {
     assert_eq!(attempts, [None, Some("2".to_owned()), Some("3".to_owned())]);
 }
 
-#[test]
-fn an_error_of_a_service_with_external_effects_is_unknown() {
+fn an_error_of_a_service_with_external_effects_is_unknown(home: &Home) {
     let upstream = Upstream::start(|_, _| Act::Send(response(500, "", "broken")));
-    let gateway = Gateway::with(upstream.address, "[defaults]\neffects = \"external\"");
+    let gateway = home.gateway(&upstream, "[defaults]\neffects = \"external\"");
     let first = post(gateway.address, KEY, "{}", &[]);
     assert_eq!(first.summary(), "502 idempotency_outcome_unknown");
     assert_eq!(post(gateway.address, KEY, "{}", &[]).summary(), UNKNOWN);
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn an_answer_that_may_hide_an_execution_is_unknown_and_never_sent_again() {
+fn an_answer_that_may_hide_an_execution_is_unknown_and_never_sent_again(home: &Home) {
     let head = "HTTP/1.1 200 OK\r\n";
     let faults = [
         ("502", response(502, "", ""), "502"),
@@ -97,29 +102,29 @@ fn an_answer_that_may_hide_an_execution_is_unknown_and_never_sent_again() {
             "502",
         ),
     ];
-    for (name, bytes, status) in faults {
+    for (number, (name, bytes, status)) in faults.into_iter().enumerate() {
+        let (key, other) = (format!("order-{number:016}"), format!("other-{number:016}"));
         let closed = Gate::default();
         let at_close = closed.clone();
         let upstream =
             Upstream::start(move |_, _| Act::SendAndClose(bytes.clone(), at_close.clone()));
-        let gateway = Gateway::before(upstream.address);
-        let first = post(gateway.address, KEY, "{}", &[]);
+        let gateway = home.gateway(&upstream, "");
+        let first = post(gateway.address, &key, "{}", &[]);
         assert_eq!(first.summary(), format!("{status} idempotency_outcome_unknown"), "{name}");
         assert_eq!(first.header("onceward-outcome"), Some("unknown"), "{name}");
-        let retry = post(gateway.address, KEY, "{}", &[]);
+        let retry = post(gateway.address, &key, "{}", &[]);
         assert_eq!(retry.summary(), UNKNOWN, "{name}");
         assert!(retry.header("retry-after").is_some(), "{name}");
         assert_eq!(upstream.count(), 1, "{name}");
         // A connection that is about to close could swallow the next request.
         closed.pass();
         // The other twin: under a key of its own, the same request goes out.
-        post(gateway.address, "order-0000000000000002", "{}", &[]);
+        post(gateway.address, &other, "{}", &[]);
         assert_eq!(upstream.count(), 2, "{name}");
     }
 }
 
-#[test]
-fn a_connection_that_is_reset_after_bytes_were_written_is_unknown() {
+fn a_connection_that_is_reset_after_bytes_were_written_is_unknown(home: &Home) {
     let connections = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&connections);
     let upstream = Upstream::of_connections(move |_, mut stream| {
@@ -129,15 +134,14 @@ fn a_connection_that_is_reset_after_bytes_were_written_is_unknown() {
         // Closing a socket with unread bytes resets the connection.
         drop(stream);
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let first = post(gateway.address, KEY, "{\"amount\":1}", &[]);
     assert_eq!(first.summary(), "502 idempotency_outcome_unknown");
     assert_eq!(post(gateway.address, KEY, "{\"amount\":1}", &[]).summary(), UNKNOWN);
     assert_eq!(connections.load(Ordering::SeqCst), 1);
 }
 
-#[test]
-fn a_connection_that_is_reset_in_the_middle_of_an_answer_is_unknown() {
+fn a_connection_that_is_reset_in_the_middle_of_an_answer_is_unknown(home: &Home) {
     let connections = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&connections);
     let upstream = Upstream::of_connections(move |_, mut stream| {
@@ -147,7 +151,7 @@ fn a_connection_that_is_reset_in_the_middle_of_an_answer_is_unknown() {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf");
         drop(stream);
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let first = post(gateway.address, KEY, "{\"amount\":1}", &[]);
     assert_eq!(first.summary(), "502 idempotency_outcome_unknown");
     assert_eq!(post(gateway.address, KEY, "{\"amount\":1}", &[]).summary(), UNKNOWN);
@@ -214,14 +218,13 @@ fn under_tls_an_answer_that_ends_with_its_connection_is_whole_only_with_a_close_
     }
 }
 
-#[test]
-fn an_upstream_that_is_too_slow_is_unknown_until_its_answer_comes_after_all() {
+fn an_upstream_that_is_too_slow_is_unknown_until_its_answer_comes_after_all(home: &Home) {
     let gate = Gate::default();
     let at_gate = gate.clone();
     let upstream = Upstream::start(move |_, _| {
         Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "late"))
     });
-    let gateway = Gateway::with(upstream.address, "[defaults]\nmax_execution = \"2s\"");
+    let gateway = home.gateway(&upstream, "[defaults]\nmax_execution = \"2s\"");
     let begun = Instant::now();
     let first = post(gateway.address, KEY, "{}", &[]);
     assert_eq!(first.summary(), "504 idempotency_outcome_unknown");
@@ -267,13 +270,12 @@ fn a_kept_alive_connection_that_upstream_closed_is_replaced_by_a_new_one() {
     assert!(attempts.iter().all(|seen| seen.header("onceward-attempt").is_none()));
 }
 
-#[test]
-fn upstream_may_say_itself_whether_it_acted() {
+fn upstream_may_say_itself_whether_it_acted(home: &Home) {
     let upstream = Upstream::start(|number, _| match number {
         0 => Act::Send(response(409, "Onceward-Executed: no\r\n", "locked")),
         _ => Act::Send(response(200, "Onceward-Executed: maybe\r\n", "")),
     });
-    let gateway = Gateway::before(upstream.address);
+    let gateway = home.gateway(&upstream, "");
     let first = post(gateway.address, KEY, "{}", &[]);
     assert_eq!((first.status, first.text()), (409, "locked"));
     assert_eq!(first.header("onceward-executed"), None);

@@ -3,71 +3,29 @@
 
 use std::{
     collections::BTreeSet,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-use onceward_testbed::{Database, Postgres};
-use tempfile::TempDir;
-
 use crate::support::{
-    ALICE, Act, Gate, Gateway, LONGEST, Upstream, admin, binary, document, eventually, get, ok,
-    post, response,
+    Act, Gate, Gateway, Home, LONGEST, Upstream, admin, binary, document, eventually, get, ok,
+    on_each_durable_store, post, response,
 };
 
 const KEY: &str = "order-0000000000000001";
 const OFTEN: &str = "[workers]\nsweep_every = \"1s\"\nreap_every = \"1s\"\nsurvey_every = \"1s\"\n";
 const SHORT_LEASE: &str = "[defaults]\nlease = \"1s\"\nmax_execution = \"1s\"\n";
 
-/// A store that outlives gateways.
-enum Home {
-    File(TempDir),
-    Postgres(Database<'static>),
-}
+on_each_durable_store!(
+    what_a_killed_gateway_left_behind_is_unknown_though_no_client_comes,
+    a_process_that_only_works_sweeps_and_listens_to_operators_only,
+    a_process_that_only_works_sends_what_was_accepted_elsewhere,
+    past_retention_a_tombstone_is_left_and_then_nothing,
+    past_retention_a_key_runs_again_where_its_route_says_so,
+);
 
-impl Home {
-    fn each() -> [Home; 2] {
-        let folder = tempfile::tempdir().expect("temporary folder");
-        [Home::File(folder), Home::Postgres(Postgres::shared().create_database())]
-    }
-
-    fn settings(&self, toml: &str) -> String {
-        let url = match self {
-            Home::File(folder) => format!("file:{}", folder.path().join("x.db").display()),
-            Home::Postgres(database) => database.url(),
-        };
-        format!("[store]\nurl = \"{url}\"\n{ALICE}{OFTEN}{toml}")
-    }
-
-    fn gateway(&self, upstream: &Upstream, toml: &str, flags: &[&str]) -> Gateway {
-        Gateway::with_flags(upstream.address, &self.settings(toml), flags)
-    }
-
-    /// Makes all records older by so many days.
-    fn age(&self, days: i64) {
-        let by = days * 86_400_000_000;
-        match self {
-            Home::File(folder) => {
-                let change = format!(
-                    "import sqlite3\n\
-                     db = sqlite3.connect('{}')\n\
-                     db.execute('UPDATE onceward_records SET expires_at = expires_at - {by}, \
-                     purge_at = purge_at - {by}')\n\
-                     db.commit()",
-                    folder.path().join("x.db").display()
-                );
-                let done = Command::new("/usr/bin/python3").args(["-c", &change]).status();
-                assert!(done.expect("python").success());
-            }
-            Home::Postgres(database) => {
-                database.psql(&format!(
-                    "UPDATE onceward.records SET expires_at = expires_at - {by}, \
-                     reap_at = reap_at - {by}"
-                ));
-            }
-        }
-    }
+fn start(home: &Home, upstream: &Upstream, toml: &str, flags: &[&str]) -> Gateway {
+    Gateway::with_flags(upstream.address, &home.settings(&format!("{OFTEN}{toml}")), flags)
 }
 
 /// The value of a series, once it is there.
@@ -90,7 +48,7 @@ fn killed_at_work(home: &Home, toml: &str) {
     let upstream = Upstream::start(move |_, _| {
         Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "too late"))
     });
-    let mut gateway = home.gateway(&upstream, toml, &[]);
+    let mut gateway = start(home, &upstream, toml, &[]);
     let address = gateway.address;
     let client = thread::spawn(move || {
         // It is cut off with the gateway.
@@ -103,104 +61,106 @@ fn killed_at_work(home: &Home, toml: &str) {
     gate.open();
 }
 
-#[test]
-fn what_a_killed_gateway_left_behind_is_unknown_though_no_client_comes() {
-    for home in Home::each() {
-        let toml = SHORT_LEASE.replace("1s\"\nmax", "2s\"\nmax");
-        killed_at_work(&home, &toml);
-        let upstream = Upstream::start(|_, _| ok("never"));
-        let gateway = home.gateway(&upstream, &toml, &[]);
-        eventually("the sweep", || (state(&gateway)? == "unknown").then_some(()));
-        assert_eq!(metric(&gateway, "onceward_swept_total{state=\"unknown\"}"), Some(1.0));
-        eventually("the survey", || {
-            (metric(&gateway, "onceward_records{state=\"unknown\"}")? == 1.0).then_some(())
-        });
-        assert!(metric(&gateway, "onceward_unknown_oldest_seconds") > Some(0.0));
-        let log = gateway.log_with("a lease ran out");
-        assert!(!log.contains(KEY), "{log}");
-        let retry = post(gateway.address, KEY, "{}", &[]);
-        assert_eq!(retry.summary(), "409 idempotency_outcome_unknown");
-        assert_eq!(upstream.count(), 0);
-    }
+fn what_a_killed_gateway_left_behind_is_unknown_though_no_client_comes(home: &Home) {
+    let toml = SHORT_LEASE.replace("1s\"\nmax", "2s\"\nmax");
+    killed_at_work(home, &toml);
+    let upstream = Upstream::start(|_, _| ok("never"));
+    let gateway = start(home, &upstream, &toml, &[]);
+    eventually("the sweep", || (state(&gateway)? == "unknown").then_some(()));
+    assert_eq!(metric(&gateway, "onceward_swept_total{state=\"unknown\"}"), Some(1.0));
+    eventually("the survey", || {
+        (metric(&gateway, "onceward_records{state=\"unknown\"}")? == 1.0).then_some(())
+    });
+    assert!(metric(&gateway, "onceward_unknown_oldest_seconds") > Some(0.0));
+    let log = gateway.log_with("a lease ran out");
+    assert!(!log.contains(KEY), "{log}");
+    let retry = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!(retry.summary(), "409 idempotency_outcome_unknown");
+    assert_eq!(upstream.count(), 0);
 }
 
-#[test]
-fn a_process_that_only_works_sweeps_and_listens_to_operators_only() {
-    for home in Home::each() {
-        let toml = SHORT_LEASE.replace("1s\"\nmax", "2s\"\nmax");
-        killed_at_work(&home, &toml);
-        let upstream = Upstream::start(|_, _| ok("never"));
-        let serving = home.gateway(&upstream, &toml, &["--no-workers"]);
-        let worker = home.gateway(&upstream, &toml, &["--only", "worker"]);
-        assert!(worker.address.ip().is_unspecified(), "{}", worker.address);
-        assert_eq!(get(worker.admin, "/readyz").status, 200);
-        eventually("the sweep", || (state(&worker)? == "unknown").then_some(()));
-        assert_eq!(metric(&worker, "onceward_swept_total{state=\"unknown\"}"), Some(1.0));
-        // Where no worker runs, nothing is told of one, but for the beats that each process has.
-        let metrics = get(serving.admin, "/metrics");
-        let mut told = metrics.text().lines().filter(|line| line.starts_with("onceward_worker_"));
-        assert!(told.all(|line| line.contains("worker=\"beater\"")), "{}", metrics.text());
-        assert_eq!(
-            post(serving.address, KEY, "{}", &[]).summary(),
-            "409 idempotency_outcome_unknown"
-        );
-    }
+fn a_process_that_only_works_sweeps_and_listens_to_operators_only(home: &Home) {
+    let toml = SHORT_LEASE.replace("1s\"\nmax", "2s\"\nmax");
+    killed_at_work(home, &toml);
+    let upstream = Upstream::start(|_, _| ok("never"));
+    let serving = start(home, &upstream, &toml, &["--no-workers"]);
+    let worker = start(home, &upstream, &toml, &["--only", "worker"]);
+    assert!(worker.address.ip().is_unspecified(), "{}", worker.address);
+    assert_eq!(get(worker.admin, "/readyz").status, 200);
+    eventually("the sweep", || (state(&worker)? == "unknown").then_some(()));
+    assert_eq!(metric(&worker, "onceward_swept_total{state=\"unknown\"}"), Some(1.0));
+    // Where no worker runs, nothing is told of one, but for the beats that each process has.
+    let metrics = get(serving.admin, "/metrics");
+    let mut told = metrics.text().lines().filter(|line| line.starts_with("onceward_worker_"));
+    assert!(told.all(|line| line.contains("worker=\"beater\"")), "{}", metrics.text());
+    assert_eq!(post(serving.address, KEY, "{}", &[]).summary(), "409 idempotency_outcome_unknown");
 }
 
 #[test]
 fn what_handlers_take_is_told_where_they_run_also_without_workers() {
-    let home = Home::File(tempfile::tempdir().expect("temporary folder"));
+    let home = &Home::file();
     let upstream = Upstream::start(|_, _| ok("charged"));
-    let gateway = home.gateway(&upstream, "", &["--no-workers"]);
+    let gateway = start(home, &upstream, "", &["--no-workers"]);
     assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 200);
     let short = "onceward_lease_too_short{route=\"default\"}";
     assert_eq!(eventually("the gauge", || metric(&gateway, short)), 0.0);
 }
 
-#[test]
-fn a_process_that_only_works_sends_what_was_accepted_elsewhere() {
+fn a_process_that_only_works_sends_what_was_accepted_elsewhere(home: &Home) {
     const QUEUED: &str = "[privacy]\n\
         keys = [{ id = \"a\", secret = \"YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\" }]\n\
         [defaults]\nexecution = \"queued\"\n";
-    for home in Home::each() {
-        let upstream = Upstream::start(|_, _| ok("charged"));
-        let serving = home.gateway(&upstream, QUEUED, &["--no-workers"]);
-        assert_eq!(post(serving.address, KEY, "{}", &[]).status, 202);
-        let worker = home.gateway(&upstream, QUEUED, &["--only", "worker"]);
-        let reply = eventually("the reply", || {
-            let answer = post(serving.address, KEY, "{}", &[]);
-            (answer.status != 202).then_some(answer)
-        });
-        assert_eq!((reply.status, reply.text(), upstream.count()), (200, "charged", 1));
-        drop(worker);
-    }
+    let upstream = Upstream::start(|_, _| ok("charged"));
+    let serving = start(home, &upstream, QUEUED, &["--no-workers"]);
+    assert_eq!(post(serving.address, KEY, "{}", &[]).status, 202);
+    let worker = start(home, &upstream, QUEUED, &["--only", "worker"]);
+    let reply = eventually("the reply", || {
+        let answer = post(serving.address, KEY, "{}", &[]);
+        (answer.status != 202).then_some(answer)
+    });
+    assert_eq!((reply.status, reply.text(), upstream.count()), (200, "charged", 1));
+    drop(worker);
 }
 
-#[test]
-fn past_retention_a_tombstone_is_left_and_then_nothing() {
-    for home in Home::each() {
-        let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
-        let mut gateway = home.gateway(&upstream, "", &[]);
-        assert_eq!(post(gateway.address, KEY, "{}", &[]).text(), "run 0");
-        gateway.signal("TERM");
-        assert!(gateway.exit_status().success());
-        home.age(2);
-        let mut gateway = home.gateway(&upstream, "", &[]);
-        eventually("the reaper", || {
-            (metric(&gateway, "onceward_reaped_total")? == 1.0).then_some(())
-        });
-        let late = post(gateway.address, KEY, "{}", &[]);
-        assert_eq!(late.summary(), "410 idempotency_key_expired");
-        gateway.signal("TERM");
-        assert!(gateway.exit_status().success());
-        home.age(31);
-        let gateway = home.gateway(&upstream, "", &[]);
-        eventually("the purge", || {
-            (metric(&gateway, "onceward_purged_total{what=\"record\"}")? == 1.0).then_some(())
-        });
-        assert_eq!(state(&gateway), None);
-        assert_eq!(post(gateway.address, KEY, "{}", &[]).text(), "run 1");
-    }
+fn past_retention_a_tombstone_is_left_and_then_nothing(home: &Home) {
+    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
+    let mut gateway = start(home, &upstream, "", &[]);
+    assert_eq!(post(gateway.address, KEY, "{}", &[]).text(), "run 0");
+    gateway.signal("TERM");
+    assert!(gateway.exit_status().success());
+    home.age(2);
+    let mut gateway = start(home, &upstream, "", &[]);
+    eventually("the reaper", || (metric(&gateway, "onceward_reaped_total")? == 1.0).then_some(()));
+    let late = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!(late.summary(), "410 idempotency_key_expired");
+    gateway.signal("TERM");
+    assert!(gateway.exit_status().success());
+    home.age(31);
+    let gateway = start(home, &upstream, "", &[]);
+    eventually("the purge", || {
+        (metric(&gateway, "onceward_purged_total{what=\"record\"}")? == 1.0).then_some(())
+    });
+    assert_eq!(state(&gateway), None);
+    assert_eq!(post(gateway.address, KEY, "{}", &[]).text(), "run 1");
+}
+
+fn past_retention_a_key_runs_again_where_its_route_says_so(home: &Home) {
+    let again = "[defaults]\nexpired = \"execute\"\n";
+    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
+    let mut gateway = start(home, &upstream, again, &[]);
+    let first = post(gateway.address, KEY, "{}", &[]);
+    assert_eq!((first.text(), first.header("idempotency-generation")), ("run 0", None));
+    assert!(post(gateway.address, KEY, "{}", &[]).is_replay());
+    gateway.signal("TERM");
+    assert!(gateway.exit_status().success());
+    home.age(2);
+    let gateway = start(home, &upstream, again, &[]);
+    let next = post(gateway.address, KEY, "[]", &[]);
+    assert_eq!((next.text(), next.header("idempotency-generation")), ("run 1", Some("2")));
+    let retry = post(gateway.address, KEY, "[]", &[]);
+    assert_eq!((retry.text(), retry.is_replay()), ("run 1", true));
+    assert_eq!(retry.header("idempotency-generation"), Some("2"));
+    assert_eq!(upstream.count(), 2);
 }
 
 #[test]
@@ -229,9 +189,9 @@ fn other_times_hold_from_the_reload_on() {
 
 #[test]
 fn a_worker_ends_cleanly_and_at_once() {
-    let home = Home::File(tempfile::tempdir().expect("temporary folder"));
+    let home = &Home::file();
     let upstream = Upstream::start(|_, _| ok("never"));
-    let mut worker = home.gateway(&upstream, "", &["--only", "worker"]);
+    let mut worker = start(home, &upstream, "", &["--only", "worker"]);
     let asked = Instant::now();
     worker.signal("TERM");
     assert!(worker.exit_status().success());
@@ -266,9 +226,9 @@ fn metric_names(text: &str) -> BTreeSet<&str> {
 #[test]
 fn every_metric_of_the_alerts_and_of_the_dashboard_is_there() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
-    let home = Home::File(tempfile::tempdir().expect("temporary folder"));
+    let home = &Home::file();
     let upstream = Upstream::start(|_, _| ok("charged"));
-    let gateway = home.gateway(&upstream, "", &[]);
+    let gateway = start(home, &upstream, "", &[]);
     assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 200);
     for file in ["prometheus/rules.yaml", "grafana/onceward.json"] {
         let text = std::fs::read_to_string(format!("{root}/{file}")).expect(file);

@@ -1,7 +1,10 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
-    sync::{Arc, Mutex},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
     thread,
 };
 
@@ -43,6 +46,16 @@ pub(crate) fn ok(body: &str) -> Act {
 pub(crate) fn response(status: u16, headers: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     format!("HTTP/1.1 {status} Status\r\n{headers}Content-Length: {length}\r\n\r\n{body}").into()
+}
+
+/// An address that refuses connections until somebody listens there. Nobody else does meanwhile: it is
+/// of this call alone, and all others are at 127.0.0.1.
+pub(crate) fn nowhere() -> SocketAddr {
+    static NUMBER: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, NUMBER.fetch_add(1, Relaxed), high, low);
+    let port = TcpListener::bind((address, 0)).expect("a free port");
+    port.local_addr().expect("bound")
 }
 
 /// An upstream that does as its script says, and remembers what it saw.
