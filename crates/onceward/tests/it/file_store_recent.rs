@@ -51,30 +51,20 @@ async fn replays_of_recent_replies_wait_for_no_other_process_that_writes() {
 }
 
 #[tokio::test]
-async fn who_repeats_a_write_or_his_own_reserve_waits_for_another_process_that_writes() {
+async fn who_repeats_a_write_waits_for_another_process_that_writes() {
     let directory = directory();
     let path = directory.path().join("store.db");
     let store = open(&path).await.expect("a store");
     let lease = completed(&store, &["order-1"]).await.remove(0);
-    let open_ask = ask("order-2");
-    let _ = granted(&store, &open_ask).await;
     let mut other = raw(&path).await;
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.expect("the write lock");
     // Its commit may be on its way, and nobody sees it without the lock.
-    let repeat = async {
-        let (written, reserved) = tokio::join!(
-            store.write(&lease, Write::Complete(reply(b"paid"))),
-            store.reserve(open_ask.clone())
-        );
-        (written.expect("an answer"), reserved.expect("an answer"))
-    };
-    let mut repeat = std::pin::pin!(repeat);
+    let mut repeat = std::pin::pin!(store.write(&lease, Write::Complete(reply(b"paid"))));
     let early = tokio::time::timeout(Duration::from_millis(200), repeat.as_mut()).await;
     assert!(early.is_err(), "{early:?}");
     sqlx::raw_sql("ROLLBACK").execute(&mut other).await.expect("released");
-    let (written, reserved) = repeat.await;
+    let written = repeat.await.expect("an answer");
     assert_eq!(written, Written::AlreadyMine(Some(reply(b"paid"))));
-    assert!(matches!(reserved, Reservation::Granted { .. }), "{reserved:?}");
 }
 
 /// Bytes that somebody counts: a limit of memory, or the buffer of a connection.

@@ -7,7 +7,6 @@ use super::{
 };
 use crate::{
     machine::Change,
-    record::{Record, State},
     store::step::{Intent, PendingStep, Ran},
 };
 
@@ -37,12 +36,12 @@ impl Writer {
     }
 
     /// Whether all of them are about records that are known here, and write nothing: looks, and reserves
-    /// of what has completed. Whoever repeats a write, or his own reserve, waits for the write lock: a
-    /// commit that is on its way is not seen without it.
+    /// of what is there. Whoever repeats a write waits for the write lock: a commit that is on its way
+    /// is not seen without it.
     pub(super) fn changes_nothing(&self, steps: &mut [Box<dyn PendingStep>]) -> bool {
         let now = self.options.clock.now();
         steps.iter_mut().all(|step| match self.recent.get(step.id()) {
-            Some(record) if may_be_answered(&**step, record) => {
+            Some(record) if step.intent() != Intent::Write => {
                 let ran = step.run(Some(record), false, now);
                 matches!(ran, Ran { change: Change::Keep, audit: None, beside: None })
             }
@@ -55,13 +54,5 @@ impl Writer {
         let Ok(connection) = self.connection().await else { return false };
         let version = sqlx::query_scalar(DATA_VERSION).fetch_one(connection).await;
         version.is_ok_and(|version| self.recent.is_of(version))
-    }
-}
-
-fn may_be_answered(step: &dyn PendingStep, record: &Record) -> bool {
-    match step.intent() {
-        Intent::Look => true,
-        Intent::Reserve => record.state == State::Completed,
-        Intent::Write => false,
     }
 }
