@@ -40,6 +40,8 @@ pub(crate) use dynamodb::DynamoUrl;
 pub(crate) use file::File;
 pub(crate) use policy::ON_5XX;
 pub(crate) use privacy::Privacy;
+#[cfg(test)]
+pub(crate) use probe::Template;
 pub(crate) use probe::{Condition, ProbeSettings, ReplyStatus, is_private};
 pub(crate) use route::{KeyUse, Route, RouteTable, Treatment};
 pub(crate) use scope::TokenRules;

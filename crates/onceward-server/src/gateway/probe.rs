@@ -19,6 +19,9 @@ use tracing::debug;
 use super::part;
 use crate::config::{Condition, ProbeSettings, ReplyStatus, RouteTable, is_private};
 
+#[cfg(test)]
+mod tests;
+
 /// How often the store is asked for what is due.
 const EVERY: Duration = Duration::from_secs(1);
 
@@ -54,7 +57,7 @@ impl Probes {
         let mut probes = HashMap::new();
         for route in routes.all() {
             if let Some(settings) = &route.probe {
-                let probe = HttpProbe::new(Arc::clone(settings))?;
+                let probe = HttpProbe::new(Arc::clone(settings), Arc::new(System))?;
                 probes.insert(route.policy.rules().name.into(), probe);
             }
         }
@@ -84,19 +87,31 @@ struct HttpProbe {
     client: Client,
 }
 
-/// Names are looked up once for each connection, and what is connected to is what was checked.
-#[derive(Debug)]
+/// Names as this machine knows them.
+struct System;
+
+impl Resolve for System {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            Ok(Box::new(found.collect::<Vec<_>>().into_iter()) as Addrs)
+        })
+    }
+}
+
+/// Names are looked up once for each connection, and what is connected to is what was checked: a name
+/// that leads elsewhere a moment later changes nothing.
 struct Checked {
+    names: Arc<dyn Resolve>,
     allow_private: bool,
 }
 
 impl Resolve for Checked {
     fn resolve(&self, name: Name) -> Resolving {
-        let allow_private = self.allow_private;
+        let (found, allow_private) = (self.names.resolve(name), self.allow_private);
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
             let allowed: Vec<SocketAddr> =
-                found.filter(|address| allow_private || !is_private(address.ip())).collect();
+                found.await?.filter(|address| allow_private || !is_private(address.ip())).collect();
             if allowed.is_empty() {
                 return Err("the host has private addresses only".into());
             }
@@ -107,12 +122,13 @@ impl Resolve for Checked {
 }
 
 impl HttpProbe {
-    fn new(settings: Arc<ProbeSettings>) -> Result<Self> {
+    fn new(settings: Arc<ProbeSettings>, names: Arc<dyn Resolve>) -> Result<Self> {
+        let names = Checked { names, allow_private: settings.allow_private };
         let client = Client::builder()
             .redirect(redirect::Policy::none())
             .retry(reqwest::retry::never())
             .no_proxy()
-            .dns_resolver(Arc::new(Checked { allow_private: settings.allow_private }))
+            .dns_resolver(Arc::new(names))
             .timeout(settings.timeout)
             .user_agent(concat!("onceward/", env!("CARGO_PKG_VERSION")))
             .build()

@@ -16,7 +16,8 @@ use crate::{
     store::{Reaped, list::Stats},
 };
 
-/// What is told of workers (of a dispatcher and a reconciler only when they looked), beside the counters that every process has.
+/// What is told of workers, beside the counters that every process has. Of a dispatcher and a reconciler
+/// only when they looked for work, how often they are to, and what failed.
 pub const WORKER_METRICS: [(&str, &str); 16] = [
     (LAST_RUN, "when a worker last came to the end of a run, or was started"),
     (RUN_DURATION, "how long the last run of a worker took"),

@@ -61,6 +61,7 @@ mod processes;
 mod provider_ids;
 mod queued;
 mod quota;
+mod reconciler_stores;
 mod redis_bugs;
 mod redis_evictions;
 mod redis_failovers;
