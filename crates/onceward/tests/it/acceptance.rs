@@ -71,7 +71,9 @@ fn every_proof_is_a_test_a_page_or_a_milestone_that_exists() {
                 repository().join(page).is_file()
             } else {
                 let name = proof.trim_matches('`');
-                !name.is_empty() && text.contains(&format!("fn {name}("))
+                // A case that is written for several databases has parameters.
+                let is_there = |after| text.contains(&format!("fn {name}{after}"));
+                !name.is_empty() && (is_there('(') || is_there('<'))
             };
             if !exists {
                 missing.push(format!("{id}: {proof}"));

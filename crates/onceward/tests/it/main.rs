@@ -31,6 +31,7 @@ mod http_sink;
 mod in_flight;
 mod in_transaction;
 mod lease;
+mod lost_commits;
 mod many_records;
 mod mysql_bugs;
 mod mysql_deadlocks;

@@ -1,26 +1,42 @@
 //! An operation in phases and effects: cut off at every edge, gone on with, each step done once.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use onceward::{
-    Effect, EffectError, Effects, Operation, Policy, Reply, SqliteOptions, SqliteStore, StepError,
-    Store,
+    Effect, EffectError, Effects, Operation, Policy, Reply, StepError, Store,
     clock::ManualClock,
     phase::Misuse,
     testing::{Disturbance, Edge, Ended, Fault, FaultyStore, Rehearsal, Stage, StoreCall, Trial},
 };
-use sqlx::SqlitePool;
+use sqlx::Pool;
 use tokio::sync::Notify;
 
 use crate::{
     service::says,
-    shop::{Ledger, Shop, failed, order, pool_on},
+    shop::{Database, Ledger, Opened, Shop, WAITS_MAX, dropped_at, failed, on_each_database},
 };
+
+on_each_database!(
+    steps_that_all_succeed_are_done_once_and_a_retry_replays,
+    cut_off_or_failing_at_any_edge_every_step_is_done_once,
+    an_effect_that_is_not_idempotent_is_never_called_again_without_its_result,
+    a_superseded_attempt_saves_no_result_and_its_phase_is_rolled_back,
+    using_steps_wrongly_is_an_error,
+    a_phase_that_is_dropped_at_any_of_its_waits_is_made_once,
+    a_phase_whose_work_fails_may_be_tried_again_under_its_name,
+    a_last_phase_may_complete_the_operation_in_its_transaction,
+    an_operation_is_not_completed_in_a_transaction_while_an_effect_is_open,
+    a_result_that_cannot_be_read_any_more_is_an_error_and_calls_nobody,
+    a_store_whose_own_step_fails_does_not_run_the_phase_twice,
+);
 
 const KEY: &str = "order-0000000000000001";
 
@@ -31,14 +47,14 @@ fn phased() -> Policy {
 type Failed = (StatusCode, String);
 
 /// Orders, pays, and ships: a phase, an effect, and a phase.
-async fn order_pay_ship(
-    pool: &SqlitePool,
+async fn order_pay_ship<D: Database>(
+    pool: &Pool<D>,
     ledger: &Ledger,
     operation: &Operation,
     payment: Effect<'_>,
 ) -> Result<Reply, Failed> {
     let ordered = operation.phase(pool, "order", async |tx| {
-        order(tx, "tea").await?;
+        D::order(tx, "tea").await?;
         Ok::<u32, sqlx::Error>(7)
     });
     let number = ordered.await.map_err(failed)?;
@@ -49,18 +65,17 @@ async fn order_pay_ship(
         })
     });
     let receipt = paid.await.map_err(failed)?;
-    let shipped = operation.phase(pool, "ship", async |tx| order(tx, "parcel").await);
+    let shipped = operation.phase(pool, "ship", async |tx| D::order(tx, "parcel").await);
     shipped.await.map_err(failed)?;
     Ok(Reply::new(StatusCode::CREATED, format!("order {number}, {receipt}")))
 }
 
-async fn idempotent(shop: Shop, operation: Operation) -> Result<Reply, Failed> {
+async fn idempotent<D: Database>(shop: Shop<D>, operation: Operation) -> Result<Reply, Failed> {
     order_pay_ship(&shop.pool, &shop.ledger, &operation, Effect::idempotent("pay")).await
 }
 
-#[tokio::test]
-async fn steps_that_all_succeed_are_done_once_and_a_retry_replays() {
-    let shop = Shop::open().await;
+async fn steps_that_all_succeed_are_done_once_and_a_retry_replays<D: Database>() {
+    let shop = Shop::<D>::open().await;
     let served = shop.serve(phased(), idempotent);
     let first = served.charge(KEY).await;
     assert_eq!(first.says(), says(201, "executed"));
@@ -71,29 +86,15 @@ async fn steps_that_all_succeed_are_done_once_and_a_retry_replays() {
 }
 
 /// The same handler, on a stage of its own for each trial.
-struct Rehearsed {
-    store: Arc<dyn Store>,
-    pool: SqlitePool,
+struct Rehearsed<D: Database> {
+    shop: Opened<D>,
     ledger: Ledger,
     payment: Effect<'static>,
-    _dir: tempfile::TempDir,
 }
 
-impl Rehearsed {
-    async fn new(clock: ManualClock, payment: Effect<'static>) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("shop.db");
-        let options = SqliteOptions::new(&path).clock(Arc::new(clock));
-        let store = Arc::new(SqliteStore::open(options).await.expect("a store"));
-        let pool = pool_on(&path).await;
-        sqlx::query("CREATE TABLE orders (name TEXT)").execute(&pool).await.expect("made");
-        Rehearsed { store, pool, ledger: Ledger::default(), payment, _dir: dir }
-    }
-}
-
-impl Stage for Rehearsed {
+impl<D: Database> Stage for Rehearsed<D> {
     fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.store)
+        Arc::clone(&self.shop.store) as _
     }
 
     async fn handle(
@@ -101,7 +102,7 @@ impl Stage for Rehearsed {
         _request: Request<Bytes>,
         operation: Operation,
     ) -> http::Response<Bytes> {
-        let ended = order_pay_ship(&self.pool, &self.ledger, &operation, self.payment).await;
+        let ended = order_pay_ship(&self.shop.pool, &self.ledger, &operation, self.payment).await;
         match ended {
             Ok(reply) => reply.into(),
             Err((status, why)) => Reply::new(status, why).into(),
@@ -109,20 +110,22 @@ impl Stage for Rehearsed {
     }
 
     async fn done(&self) -> String {
-        let orders = sqlx::query_scalar("SELECT name FROM orders ORDER BY rowid");
-        let orders: Vec<String> = orders.fetch_all(&self.pool).await.expect("orders");
+        let orders = D::orders(&self.shop.pool).await;
         format!("orders {orders:?}, paid {:?}", self.ledger.done())
     }
 }
 
-async fn rehearse(payment: Effect<'static>) -> Vec<Trial> {
+async fn rehearse<D: Database>(payment: Effect<'static>) -> Vec<Trial> {
     let request = Request::post("/orders").body(Bytes::from_static(b"tea")).expect("a request");
-    Rehearsal::new(request).play(async |clock| Rehearsed::new(clock, payment).await).await
+    let stage = async |clock: ManualClock| {
+        let shop = Opened::<D>::new(Arc::new(clock)).await;
+        Rehearsed { shop, ledger: Ledger::default(), payment }
+    };
+    Rehearsal::new(request).play(stage).await
 }
 
-#[tokio::test]
-async fn cut_off_or_failing_at_any_edge_every_step_is_done_once() {
-    let trials = rehearse(Effect::idempotent("pay")).await;
+async fn cut_off_or_failing_at_any_edge_every_step_is_done_once<D: Database>() {
+    let trials = rehearse::<D>(Effect::idempotent("pay")).await;
     let edges: Vec<_> = trials.iter().map(|trial| (&*trial.step, trial.edge)).collect();
     for step in ["order", "ship"] {
         assert!(edges.contains(&(step, Edge::Written)) && edges.contains(&(step, Edge::Saved)));
@@ -134,9 +137,8 @@ async fn cut_off_or_failing_at_any_edge_every_step_is_done_once() {
     assert!(trials.iter().all(|trial| trial.ended == Ended::Alike), "{trials:?}");
 }
 
-#[tokio::test]
-async fn an_effect_that_is_not_idempotent_is_never_called_again_without_its_result() {
-    let trials = rehearse(Effect::not_idempotent("pay")).await;
+async fn an_effect_that_is_not_idempotent_is_never_called_again_without_its_result<D: Database>() {
+    let trials = rehearse::<D>(Effect::not_idempotent("pay")).await;
     for trial in &trials {
         let inside = trial.step == "pay" && trial.edge != Edge::Saved;
         let expected = if inside { Ended::Unknown } else { Ended::Alike };
@@ -145,15 +147,14 @@ async fn an_effect_that_is_not_idempotent_is_never_called_again_without_its_resu
     assert_eq!(trials.iter().filter(|trial| trial.disturbance == Disturbance::Cut).count(), 7);
 }
 
-#[tokio::test]
-async fn a_superseded_attempt_saves_no_result_and_its_phase_is_rolled_back() {
+async fn a_superseded_attempt_saves_no_result_and_its_phase_is_rolled_back<D: Database>() {
     for step in ["phase", "effect"] {
-        let shop = Shop::open().await;
+        let shop = Shop::<D>::open().await;
         let (working, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let seen = Arc::new(Mutex::new(None));
         let served = shop.serve(phased(), {
             let (working, go_on, seen) = (working.clone(), go_on.clone(), seen.clone());
-            move |shop: Shop, operation: Operation| {
+            move |shop: Shop<D>, operation: Operation| {
                 let (working, go_on, seen) = (working.clone(), go_on.clone(), seen.clone());
                 async move {
                     if shop.runs() > 1 {
@@ -163,7 +164,7 @@ async fn a_superseded_attempt_saves_no_result_and_its_phase_is_rolled_back() {
                     go_on.notified().await;
                     let error = match step {
                         "phase" => {
-                            let late = async |tx: &mut _| order(tx, "coffee").await;
+                            let late = async |tx: &mut _| D::order(tx, "coffee").await;
                             let late = operation.phase(&shop.pool, "order", late).await;
                             format!("{:?}", late.expect_err("superseded"))
                         }
@@ -194,11 +195,11 @@ async fn a_superseded_attempt_saves_no_result_and_its_phase_is_rolled_back() {
 }
 
 /// What a handler is told that uses its operation wrongly.
-async fn misused(policy: Policy, how: &'static str) -> Misuse {
-    let shop = Shop::open().await;
+async fn misused<D: Database>(policy: Policy, how: &'static str) -> Misuse {
+    let shop = Shop::<D>::open().await;
     let seen = Arc::new(Mutex::new(None));
     let told = seen.clone();
-    let served = shop.serve(policy, move |shop: Shop, operation: Operation| {
+    let served = shop.serve(policy, move |shop: Shop<D>, operation: Operation| {
         let told = told.clone();
         async move {
             let effect = |name| {
@@ -213,8 +214,13 @@ async fn misused(policy: Policy, how: &'static str) -> Misuse {
                     effect("a").await.expect("the first time");
                     effect("a").await
                 }
+                "the name of a phase twice" => {
+                    let phase = async || operation.phase(&shop.pool, "p", async |_| Ok(1)).await;
+                    phase().await.expect("the first time");
+                    phase().await
+                }
                 "an effect in a phase" => {
-                    let inner = async |_: &mut sqlx::SqliteConnection| Ok(effect("a").await);
+                    let inner = async |_: &mut D::Connection| Ok(effect("a").await);
                     operation
                         .phase(&shop.pool, "p", async |tx| {
                             let inner: Result<_, &str> = inner(tx).await;
@@ -253,31 +259,31 @@ async fn misused(policy: Policy, how: &'static str) -> Misuse {
     misuse.unwrap_or_else(|| panic!("{how} was taken"))
 }
 
-#[tokio::test]
-async fn using_steps_wrongly_is_an_error() {
+async fn using_steps_wrongly_is_an_error<D: Database>() {
     let local = Policy::required().effects(Effects::Local).expect("allowed");
     for policy in [Policy::required(), local] {
-        assert_eq!(misused(policy, "not phased").await, Misuse::NotPhased);
+        assert_eq!(misused::<D>(policy, "not phased").await, Misuse::NotPhased);
     }
-    assert_eq!(misused(phased(), "a name twice").await, Misuse::NameUsedTwice);
-    assert_eq!(misused(phased(), "an effect in a phase").await, Misuse::PhaseIsOpen);
-    let open = misused(phased(), "a step while an effect is open").await;
+    assert_eq!(misused::<D>(phased(), "a name twice").await, Misuse::NameUsedTwice);
+    let phase = misused::<D>(phased(), "the name of a phase twice").await;
+    assert_eq!(phase, Misuse::NameUsedTwice);
+    assert_eq!(misused::<D>(phased(), "an effect in a phase").await, Misuse::PhaseIsOpen);
+    let open = misused::<D>(phased(), "a step while an effect is open").await;
     assert_eq!(open, Misuse::EffectIsOpen);
-    let same = misused(phased(), "the same effect while it is open").await;
+    let same = misused::<D>(phased(), "the same effect while it is open").await;
     assert_eq!(same, Misuse::EffectIsOpen);
 }
 
-#[tokio::test]
-async fn a_phase_whose_work_fails_may_be_tried_again_under_its_name() {
-    let shop = Shop::open().await;
-    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+async fn a_phase_whose_work_fails_may_be_tried_again_under_its_name<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let served = shop.serve(phased(), |shop: Shop<D>, operation: Operation| async move {
         let out_of_tea = operation.phase(&shop.pool, "order", async |tx| {
-            order(tx, "tea").await.expect("ordered");
+            D::order(tx, "tea").await.expect("ordered");
             Err::<(), _>("out of tea")
         });
         let Err(StepError::Failed("out of tea")) = out_of_tea.await else { panic!("it failed") };
         operation
-            .phase(&shop.pool, "order", async |tx| order(tx, "coffee").await)
+            .phase(&shop.pool, "order", async |tx| D::order(tx, "coffee").await)
             .await
             .map_err(failed)
     });
@@ -285,16 +291,15 @@ async fn a_phase_whose_work_fails_may_be_tried_again_under_its_name() {
     assert_eq!(shop.orders().await, ["coffee"]);
 }
 
-#[tokio::test]
-async fn a_last_phase_may_complete_the_operation_in_its_transaction() {
-    let shop = Shop::open().await;
-    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+async fn a_last_phase_may_complete_the_operation_in_its_transaction<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let served = shop.serve(phased(), |shop: Shop<D>, operation: Operation| async move {
         let paid = operation.effect(Effect::idempotent("pay"), async |key| {
             Ok::<_, EffectError<&str>>(shop.ledger.act_once(&key))
         });
         let receipt = paid.await.map_err(failed)?;
         let ended = operation.transaction(&shop.pool, async |tx| {
-            order(tx, "tea").await?;
+            D::order(tx, "tea").await?;
             match shop.runs() {
                 1 => Err(sqlx::Error::RowNotFound),
                 _ => Ok(Reply::new(StatusCode::CREATED, receipt)),
@@ -308,14 +313,13 @@ async fn a_last_phase_may_complete_the_operation_in_its_transaction() {
     assert_eq!((shop.orders().await.len(), shop.ledger.calls().len()), (1, 1));
 }
 
-#[tokio::test]
-async fn an_operation_is_not_completed_in_a_transaction_while_an_effect_is_open() {
-    let shop = Shop::open().await;
-    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+async fn an_operation_is_not_completed_in_a_transaction_while_an_effect_is_open<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let served = shop.serve(phased(), |shop: Shop<D>, operation: Operation| async move {
         let pay = Effect::not_idempotent("pay");
         let _ = operation.effect(pay, async |_| Err::<(), _>(EffectError::from("timed out"))).await;
         let ended = operation.transaction(&shop.pool, async |tx| {
-            order(tx, "tea").await?;
+            D::order(tx, "tea").await?;
             Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "paid, surely"))
         });
         ended.await.map_err(failed)
@@ -324,10 +328,9 @@ async fn an_operation_is_not_completed_in_a_transaction_while_an_effect_is_open(
     assert_eq!(shop.orders().await, [""; 0]);
 }
 
-#[tokio::test]
-async fn a_result_that_cannot_be_read_any_more_is_an_error_and_calls_nobody() {
-    let shop = Shop::open().await;
-    let served = shop.serve(phased(), |shop: Shop, operation: Operation| async move {
+async fn a_result_that_cannot_be_read_any_more_is_an_error_and_calls_nobody<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let served = shop.serve(phased(), |shop: Shop<D>, operation: Operation| async move {
         let pay = Effect::not_idempotent("pay");
         if shop.runs() == 1 {
             let paid = operation
@@ -349,9 +352,8 @@ async fn a_result_that_cannot_be_read_any_more_is_an_error_and_calls_nobody() {
     assert_eq!((shop.ledger.calls().len(), shop.runs()), (1, 3));
 }
 
-#[tokio::test]
-async fn a_store_whose_own_step_fails_does_not_run_the_phase_twice() {
-    let shop = Shop::open().await;
+async fn a_store_whose_own_step_fails_does_not_run_the_phase_twice<D: Database>() {
+    let shop = Shop::<D>::open().await;
     // The first write after the phase is refused: the attempt ends there.
     let store = FaultyStore::new(shop.store.clone(), |call, _| match call {
         StoreCall::Intend => Fault::Corrupt,
@@ -362,4 +364,44 @@ async fn a_store_whose_own_step_fails_does_not_run_the_phase_twice() {
     let whole = shop.serve(phased(), idempotent);
     assert_eq!(whole.charge(KEY).await.says(), says(201, "executed"));
     assert_eq!(shop.orders().await, ["tea", "parcel"]);
+}
+
+/// Dropped before its commit, it is made by the next attempt; dropped after it, it is not made again.
+async fn a_phase_that_is_dropped_at_any_of_its_waits_is_made_once<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let dropped = Arc::new(AtomicU32::new(0));
+    let served = shop.serve(phased(), {
+        let dropped = Arc::clone(&dropped);
+        move |shop: Shop<D>, operation: Operation| {
+            let dropped = Arc::clone(&dropped);
+            async move {
+                let wait = match operation.attempt_number() {
+                    1 => 1 + shop.runs() % WAITS_MAX,
+                    _ => u32::MAX,
+                };
+                let phase = operation.phase(&shop.pool, "order", async |tx| {
+                    D::order(tx, "tea").await?;
+                    Ok::<u32, sqlx::Error>(7)
+                });
+                let Some(number) = dropped_at(wait, phase).await else {
+                    dropped.fetch_add(1, Ordering::SeqCst);
+                    return Err((StatusCode::INTERNAL_SERVER_ERROR, "dropped".to_owned()));
+                };
+                assert_eq!(number.map_err(failed)?, 7);
+                Ok::<_, Failed>("ordered")
+            }
+        }
+    });
+    let keys = 3 * WAITS_MAX;
+    for number in 0..keys {
+        let key = format!("order-{number:016}");
+        if served.charge(&key).await.status != 200 {
+            assert_eq!(served.charge(&key).await.says(), says(200, "executed"), "{number}");
+        }
+    }
+    let dropped = dropped.load(Ordering::SeqCst);
+    println!("{dropped} of {keys} dropped");
+    assert!(dropped > 3 && dropped < keys, "{dropped} of {keys} dropped");
+    shop.nobody_stays_in_a_transaction().await;
+    assert_eq!(shop.orders().await.len(), keys as usize);
 }

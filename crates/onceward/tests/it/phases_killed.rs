@@ -17,11 +17,12 @@ use onceward::{
     SqliteStore,
     clock::{Clock, SystemClock, Timestamp},
 };
+use sqlx::Sqlite;
 use tower::ServiceExt as _;
 
 use crate::{
     service::{Answer, charge, says},
-    shop::{failed, order, pool_on},
+    shop::{Database as _, failed, pool_on},
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -55,7 +56,7 @@ async fn handle(folder: PathBuf, operation: Operation) -> Result<Reply, (StatusC
     let pool = pool_on(folder.join("shop.db")).await;
     edge("before").await;
     let ordered = operation.phase(&pool, "order", async |tx| {
-        order(tx, "tea").await?;
+        Sqlite::order(tx, "tea").await?;
         edge("in the first phase").await;
         Ok::<_, sqlx::Error>(())
     });
@@ -75,7 +76,7 @@ async fn handle(folder: PathBuf, operation: Operation) -> Result<Reply, (StatusC
     paid.await.map_err(failed)?;
     edge("after the effect").await;
     let shipped = operation.phase(&pool, "ship", async |tx| {
-        order(tx, "parcel").await?;
+        Sqlite::order(tx, "parcel").await?;
         edge("in the last phase").await;
         Ok::<_, sqlx::Error>(())
     });
@@ -98,8 +99,7 @@ async fn send(folder: &Path, clock: Arc<dyn Clock>) -> Answer {
     let options = SqliteOptions::new(folder.join("shop.db")).clock(Arc::clone(&clock));
     let store = Arc::new(SqliteStore::open(options).await.expect("a store"));
     let pool = pool_on(folder.join("shop.db")).await;
-    let table = "CREATE TABLE IF NOT EXISTS orders (name TEXT NOT NULL)";
-    sqlx::query(table).execute(&pool).await.expect("made");
+    sqlx::query(Sqlite::ORDERS).execute(&pool).await.expect("made");
     let policy = Policy::required().effects(Effects::Phased).expect("allowed");
     let layer =
         Idempotency::with_settings(store, policy, Settings { clock, ..Settings::default() });
@@ -126,8 +126,7 @@ async fn killed_at(edge: &str, payment: &str) -> (Answer, Vec<String>, Vec<Strin
     process.wait().expect("ended");
     let answer = send(folder.path(), Arc::new(Later)).await;
     let pool = pool_on(folder.path().join("shop.db")).await;
-    let orders = sqlx::query_scalar("SELECT name FROM orders ORDER BY rowid");
-    let orders = orders.fetch_all(&pool).await.expect("orders");
+    let orders = Sqlite::orders(&pool).await;
     let ledger = fs::read_to_string(folder.path().join("ledger")).unwrap_or_default();
     (answer, orders, ledger.lines().map(ToOwned::to_owned).collect())
 }

@@ -16,8 +16,16 @@ use tokio::sync::Notify;
 
 use crate::{
     service::{Run, Service, keyed, says},
-    shop::{Served, Shop, failed, order},
+    shop::{Database, Served, Shop, failed, on_each_database},
 };
+
+on_each_database!(
+    what_was_cut_off_is_gone_on_with_and_its_client_finds_the_reply,
+    two_workers_go_on_with_it_once,
+    a_process_that_drains_takes_nothing_on,
+    what_no_phased_route_takes_any_more_is_left,
+    a_lease_that_lives_is_left_alone,
+);
 
 const KEY: &str = "order-0000000000000001";
 const LEASE: Duration = Duration::from_secs(60);
@@ -27,7 +35,10 @@ fn phased() -> Policy {
 }
 
 /// Pays once, then orders; the first attempt hangs in between, as one does that is cut off there.
-async fn pay_then_order(shop: Shop, operation: Operation) -> Result<String, (StatusCode, String)> {
+async fn pay_then_order<D: Database>(
+    shop: Shop<D>,
+    operation: Operation,
+) -> Result<String, (StatusCode, String)> {
     let paid = operation.effect(Effect::not_idempotent("pay"), async |key| {
         Ok::<_, EffectError<&str>>(shop.ledger.act(&key))
     });
@@ -35,14 +46,14 @@ async fn pay_then_order(shop: Shop, operation: Operation) -> Result<String, (Sta
     if shop.runs() == 1 {
         std::future::pending::<()>().await;
     }
-    let ordered = operation.phase(&shop.pool, "order", async |tx| order(tx, "tea").await);
+    let ordered = operation.phase(&shop.pool, "order", async |tx| D::order(tx, "tea").await);
     ordered.await.map_err(failed)?;
     Ok(receipt)
 }
 
 /// A shop with an operation that was cut off after its first step, and whose lease is over.
-async fn cut_off() -> (Shop, Served) {
-    let shop = Shop::open().await;
+async fn cut_off<D: Database>() -> (Shop<D>, Served) {
+    let shop = Shop::<D>::open().await;
     let served = shop.serve(phased(), pay_then_order);
     let _client = served.spawn_charge(KEY);
     while shop.record(KEY).await.is_none_or(|record| record.progress.recovery_point.is_none()) {
@@ -54,9 +65,8 @@ async fn cut_off() -> (Shop, Served) {
     (shop, next)
 }
 
-#[tokio::test]
-async fn what_was_cut_off_is_gone_on_with_and_its_client_finds_the_reply() {
-    let (shop, served) = cut_off().await;
+async fn what_was_cut_off_is_gone_on_with_and_its_client_finds_the_reply<D: Database>() {
+    let (shop, served) = cut_off::<D>().await;
     let resumer = Resumer::new(Arc::clone(&served.engine), served.inner.clone());
     let resumed = resumer.run_once(10).await.expect("the store answers");
     assert_eq!(resumed, Resumed { taken: 1, ..Resumed::default() });
@@ -69,9 +79,8 @@ async fn what_was_cut_off_is_gone_on_with_and_its_client_finds_the_reply() {
     assert_eq!(again, Resumed::default());
 }
 
-#[tokio::test]
-async fn a_lease_that_lives_is_left_alone() {
-    let shop = Shop::open().await;
+async fn a_lease_that_lives_is_left_alone<D: Database>() {
+    let shop = Shop::<D>::open().await;
     let served = shop.serve(phased(), pay_then_order);
     let _client = served.spawn_charge(KEY);
     while shop.record(KEY).await.is_none_or(|record| record.progress.recovery_point.is_none()) {
@@ -81,9 +90,8 @@ async fn a_lease_that_lives_is_left_alone() {
     assert_eq!(resumer.run_once(10).await.expect("the store answers"), Resumed::default());
 }
 
-#[tokio::test]
-async fn two_workers_go_on_with_it_once() {
-    let (shop, served) = cut_off().await;
+async fn two_workers_go_on_with_it_once<D: Database>() {
+    let (shop, served) = cut_off::<D>().await;
     let other = shop.serve(phased(), pay_then_order);
     let resumers = [served, other].map(|it| Resumer::new(Arc::clone(&it.engine), it.inner.clone()));
     let [one, two] = &resumers;
@@ -93,18 +101,16 @@ async fn two_workers_go_on_with_it_once() {
     assert_eq!((shop.runs(), shop.orders().await.len()), (2, 1));
 }
 
-#[tokio::test]
-async fn a_process_that_drains_takes_nothing_on() {
-    let (shop, served) = cut_off().await;
+async fn a_process_that_drains_takes_nothing_on<D: Database>() {
+    let (shop, served) = cut_off::<D>().await;
     served.engine.drain(Duration::ZERO).await;
     let resumer = Resumer::new(Arc::clone(&served.engine), served.inner.clone());
     assert_eq!(resumer.run_once(10).await.expect("the store answers"), Resumed::default());
     assert_eq!(shop.runs(), 1);
 }
 
-#[tokio::test]
-async fn what_no_phased_route_takes_any_more_is_left() {
-    let (shop, _) = cut_off().await;
+async fn what_no_phased_route_takes_any_more_is_left<D: Database>() {
+    let (shop, _) = cut_off::<D>().await;
     let external = Policy::required().effects(Effects::External).expect("allowed");
     let served = shop.serve(external, pay_then_order);
     let resumer = Resumer::new(Arc::clone(&served.engine), served.inner.clone());

@@ -8,10 +8,11 @@ use onceward::{
     RingKey, SealedStore, Settings, Store, record::State,
 };
 use onceward_testbed::Postgres;
+use sqlx::Sqlite;
 
 use crate::{
     service::{Service, charge, keyed, says},
-    shop::{Shop, failed, order},
+    shop::{Database as _, Shop, failed},
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -70,7 +71,7 @@ fn local() -> Policy {
 
 async fn order_tea(shop: Shop, operation: Operation) -> Result<Reply, (StatusCode, String)> {
     let ordered = operation.transaction(&shop.pool, async |tx| {
-        order(tx, "tea").await?;
+        Sqlite::order(tx, "tea").await?;
         Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, SECRET))
     });
     ordered.await.map_err(failed)
@@ -79,7 +80,7 @@ async fn order_tea(shop: Shop, operation: Operation) -> Result<Reply, (StatusCod
 #[tokio::test]
 async fn a_reply_in_the_handlers_transaction_is_sealed() {
     for (policy, is_sealed) in [(local(), true), (local().single(), true), (local(), false)] {
-        let shop = Shop::open().await;
+        let shop = Shop::<Sqlite>::open().await;
         let store: Arc<dyn Store> = match is_sealed {
             true => seal(Arc::clone(&shop.store) as _),
             false => Arc::clone(&shop.store) as _,
@@ -96,13 +97,13 @@ async fn a_reply_in_the_handlers_transaction_is_sealed() {
 
 #[tokio::test]
 async fn the_result_of_a_phase_is_sealed_and_found_by_the_next_attempt() {
-    let shop = Shop::open().await;
+    let shop = Shop::<Sqlite>::open().await;
     let policy = Policy::required().effects(Effects::Phased).expect("allowed");
     let store = seal(Arc::clone(&shop.store) as _);
     let served = shop.serve_on(store, policy, |shop: Shop, operation: Operation| async move {
         let booked: String = operation
             .phase(&shop.pool, "book", async |tx| {
-                order(tx, "tea").await?;
+                Sqlite::order(tx, "tea").await?;
                 Ok::<_, sqlx::Error>(SECRET.to_owned())
             })
             .await
@@ -149,7 +150,7 @@ async fn a_reply_in_a_transaction_on_postgresql_is_sealed() {
 
 #[tokio::test]
 async fn a_dropped_data_key_is_not_in_the_file_any_more() {
-    let shop = Shop::open().await;
+    let shop = Shop::<Sqlite>::open().await;
     let store = seal(Arc::clone(&shop.store) as _);
     let served = shop.serve_on(Arc::clone(&store) as _, local(), order_tea);
     served.charge(KEY).await;

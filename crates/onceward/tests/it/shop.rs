@@ -1,63 +1,134 @@
-//! A service with a database of its own: its orders and our records in one SQLite file. Others whom it
+//! A service with a database of its own: its orders and our records in one place. Others whom it
 //! calls keep a ledger of what they did.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
+    task::Poll,
+    time::Duration,
 };
 
 use axum::{Router, body::Body, response::IntoResponse};
 use http::{Request, StatusCode};
 use onceward::{
-    Engine, Idempotency, Operation, Policy, Settings, SqliteOptions, SqliteStore, Store,
+    Engine, Idempotency, Operation, Policy, Settings, Store,
+    clock::Clock,
     record::{Lease, Record, RecordId},
     store::{Proof, Resolution, Resolve, Resolved, Write, Written},
 };
-use sqlx::{
-    SqliteConnection, SqlitePool,
-    sqlite::{SqliteConnectOptions, SqlitePoolOptions},
-};
-use tempfile::TempDir;
+use sqlx::{Pool, Sqlite, Transaction};
 use tower::ServiceExt as _;
 
 use crate::service::{ACME, Answer, TestClock, charge};
 
+mod database; // which ones there are
+
+pub(crate) use database::{Database, Networked, on_database, on_each_database, pool_on};
+
 /// The shop, as its handlers have it.
-#[derive(Clone)]
-pub(crate) struct Shop {
-    pub(crate) pool: SqlitePool,
-    pub(crate) store: Arc<SqliteStore>,
+pub(crate) struct Shop<D: Database = Sqlite> {
+    pub(crate) pool: Pool<D>,
+    pub(crate) store: Arc<D::Store>,
     pub(crate) clock: TestClock,
     pub(crate) ledger: Ledger,
     runs: Arc<AtomicU32>,
-    dir: Arc<TempDir>,
+    place: Arc<D::Place>,
 }
 
-impl Shop {
-    pub(crate) async fn open() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let clock = TestClock::new();
-        let options = SqliteOptions::new(dir.path().join("shop.db")).clock(Arc::new(clock.clone()));
-        let store = Arc::new(SqliteStore::open(options).await.expect("a store"));
-        let pool = pool_on(dir.path().join("shop.db")).await;
-        sqlx::query("CREATE TABLE orders (name TEXT NOT NULL)").execute(&pool).await.expect("made");
-        let runs = Arc::default();
-        Shop { pool, store, clock, ledger: Ledger::default(), runs, dir: Arc::new(dir) }
+impl<D: Database> Clone for Shop<D> {
+    fn clone(&self) -> Self {
+        Shop {
+            pool: self.pool.clone(),
+            store: Arc::clone(&self.store),
+            clock: self.clock.clone(),
+            ledger: self.ledger.clone(),
+            runs: Arc::clone(&self.runs),
+            place: Arc::clone(&self.place),
+        }
     }
+}
 
+/// A place with records and a table of orders.
+pub(crate) struct Opened<D: Database> {
+    pub(crate) pool: Pool<D>,
+    pub(crate) store: Arc<D::Store>,
+    pub(crate) place: D::Place,
+}
+
+impl<D: Database> Opened<D> {
+    pub(crate) async fn new(clock: Arc<dyn Clock>) -> Self {
+        let place = D::place();
+        let store = Arc::new(D::store(&place, clock).await);
+        let pool = D::pool(&place).await;
+        let mut connection = pool.acquire().await.expect("a connection");
+        D::run(&mut connection, D::ORDERS).await.expect("made");
+        drop(connection);
+        Opened { pool, store, place }
+    }
+}
+
+impl Shop<Sqlite> {
     /// The path of the file.
     pub(crate) fn path(&self) -> std::path::PathBuf {
-        self.dir.path().join("shop.db")
+        self.place.path().join("shop.db")
+    }
+}
+
+impl<D: Database> Shop<D> {
+    pub(crate) async fn open() -> Self {
+        let clock = TestClock::new();
+        let Opened { pool, store, place } = Opened::new(Arc::new(clock.clone())).await;
+        let (runs, ledger) = (Arc::default(), Ledger::default());
+        Shop { pool, store, clock, ledger, runs, place: Arc::new(place) }
+    }
+
+    /// The same with a pool whose transactions do not wait long for those of others.
+    pub(crate) async fn open_impatient() -> Self {
+        let shop = Self::open().await;
+        Shop { pool: D::impatient_pool(&shop.place).await, ..shop }
+    }
+
+    /// Begins a transaction that is going to write.
+    pub(crate) async fn begin(&self) -> Transaction<'static, D> {
+        D::begin_to_write(&self.pool).await.expect("begun")
+    }
+
+    /// The same with a pool whose connections lead through this address.
+    pub(crate) async fn behind(self, address: std::net::SocketAddr) -> Self
+    where
+        D: Networked,
+    {
+        Shop { pool: D::pool(&D::through(&self.place, address)).await, ..self }
+    }
+
+    /// A place that no transaction of the shop's reaches, with the same names.
+    pub(crate) fn elsewhere(&self) -> D::Place {
+        D::elsewhere(&self.place)
+    }
+
+    /// No connection of the pool stays inside a transaction. One may be there for a moment: a server is
+    /// told later of what was dropped.
+    pub(crate) async fn nobody_stays_in_a_transaction(&self) {
+        let mut open = 0;
+        for _ in 0..50 {
+            open = D::idle_in_transactions(&self.place, &self.pool).await;
+            if open == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{open} connections are left inside a transaction");
     }
 
     /// The shop behind the layer.
     pub(crate) fn serve<F, R>(
         &self,
         policy: Policy,
-        handler: impl Fn(Shop, Operation) -> F + Clone + Send + Sync + 'static,
+        handler: impl Fn(Shop<D>, Operation) -> F + Clone + Send + Sync + 'static,
     ) -> Served
     where
         F: Future<Output = R> + Send + 'static,
@@ -71,7 +142,7 @@ impl Shop {
         &self,
         store: Arc<dyn Store>,
         policy: Policy,
-        handler: impl Fn(Shop, Operation) -> F + Clone + Send + Sync + 'static,
+        handler: impl Fn(Shop<D>, Operation) -> F + Clone + Send + Sync + 'static,
     ) -> Served
     where
         F: Future<Output = R> + Send + 'static,
@@ -96,8 +167,7 @@ impl Shop {
 
     /// The orders there are.
     pub(crate) async fn orders(&self) -> Vec<String> {
-        let orders = sqlx::query_scalar("SELECT name FROM orders ORDER BY rowid");
-        orders.fetch_all(&self.pool).await.expect("orders")
+        D::orders(&self.pool).await
     }
 
     /// Somebody takes the attempt that is at work for lost; and says that it did not act.
@@ -137,18 +207,6 @@ pub(crate) fn acme(key: &str) -> RecordId {
         scope: onceward::Scope::of_credential(ACME.as_bytes()),
         key: onceward::Key::new(key).expect("a key"),
     }
-}
-
-/// A pool of the shop's own.
-pub(crate) async fn pool_on(path: impl AsRef<std::path::Path>) -> SqlitePool {
-    let options = SqliteConnectOptions::new().filename(path).create_if_missing(true);
-    SqlitePoolOptions::new().max_connections(4).connect_with(options).await.expect("a pool")
-}
-
-/// Writes an order.
-pub(crate) async fn order(tx: &mut SqliteConnection, name: &str) -> Result<(), sqlx::Error> {
-    sqlx::query("INSERT INTO orders (name) VALUES (?)").bind(name).execute(tx).await?;
-    Ok(())
 }
 
 /// A service that runs.
@@ -216,4 +274,20 @@ impl Ledger {
 /// A handler's own word for what went wrong.
 pub(crate) fn failed(error: impl std::fmt::Debug) -> (StatusCode, String) {
     (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:?}"))
+}
+
+/// No transaction here waits more often, mostly.
+pub(crate) const WAITS_MAX: u32 = 12;
+
+/// Drops a call at this of its waits, the first being 1. Nothing if it comes to its end before.
+pub(crate) async fn dropped_at<T>(wait: u32, call: impl Future<Output = T>) -> Option<T> {
+    let (mut call, mut waits) = (pin!(call), 0);
+    poll_fn(|context| match call.as_mut().poll(context) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => {
+            waits += 1;
+            if waits == wait { Poll::Ready(None) } else { Poll::Pending }
+        }
+    })
+    .await
 }

@@ -15,8 +15,18 @@ use onceward::{
 
 use crate::{
     service::says,
-    shop::{Shop, acme, failed, order, pool_on},
+    shop::{Database, Shop, acme, failed, on_each_database},
 };
+
+on_each_database!(
+    a_message_commits_with_the_rows_and_the_reply,
+    a_message_of_a_transaction_that_is_rolled_back_never_was,
+    an_attempt_that_does_its_transaction_again_stages_its_message_once,
+    a_phase_stages_its_message_once_however_often_the_operation_is_resumed,
+    an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back,
+    what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later,
+    an_operation_that_reserves_in_its_own_transaction_stages_there_too,
+);
 
 const KEY: &str = "order-0000000000000001";
 
@@ -36,23 +46,22 @@ fn created() -> Reply {
     Reply::new(StatusCode::CREATED, "ordered")
 }
 
-async fn staged(shop: &Shop) -> Vec<StoredMessage> {
+async fn staged<D: Database>(shop: &Shop<D>) -> Vec<StoredMessage> {
     shop.store.list(MessageState::Ready, None, 100).await.expect("an answer")
 }
 
 type Failed = (StatusCode, String);
 
-#[tokio::test]
-async fn a_message_commits_with_the_rows_and_the_reply() {
-    let shop = Shop::open().await;
+async fn a_message_commits_with_the_rows_and_the_reply<D: Database>() {
+    let shop = Shop::<D>::open().await;
     let keys = Arc::new(std::sync::Mutex::new(String::new()));
     let told = Arc::clone(&keys);
-    let served = shop.serve(local(), move |shop: Shop, operation: Operation| {
+    let served = shop.serve(local(), move |shop: Shop<D>, operation: Operation| {
         let told = Arc::clone(&told);
         async move {
             *told.lock().expect("not poisoned") = operation.derived_key("receipt");
             let ordered = operation.transaction(&shop.pool, async |tx| {
-                order(tx, "tea").await.map_err(failed)?;
+                D::order(tx, "tea").await.map_err(failed)?;
                 operation.stage(tx, receipt()).await.map_err(failed)?;
                 Ok::<_, Failed>(created())
             });
@@ -67,13 +76,12 @@ async fn a_message_commits_with_the_rows_and_the_reply() {
     assert_eq!(*messages[0].derived_key, *keys.lock().expect("not poisoned"));
 }
 
-#[tokio::test]
-async fn a_message_of_a_transaction_that_is_rolled_back_never_was() {
-    let shop = Shop::open().await;
-    let served = shop.serve(local(), |shop: Shop, operation: Operation| async move {
+async fn a_message_of_a_transaction_that_is_rolled_back_never_was<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let served = shop.serve(local(), |shop: Shop<D>, operation: Operation| async move {
         let first = shop.runs() == 1;
         let ordered = operation.transaction(&shop.pool, async |tx| {
-            order(tx, "tea").await.map_err(failed)?;
+            D::order(tx, "tea").await.map_err(failed)?;
             operation.stage(tx, receipt()).await.map_err(failed)?;
             match first {
                 true => Err((StatusCode::INTERNAL_SERVER_ERROR, "out of tea".to_owned())),
@@ -88,13 +96,12 @@ async fn a_message_of_a_transaction_that_is_rolled_back_never_was() {
     assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (1, 1));
 }
 
-#[tokio::test]
-async fn an_attempt_that_does_its_transaction_again_stages_its_message_once() {
-    let shop = Shop::open().await;
+async fn an_attempt_that_does_its_transaction_again_stages_its_message_once<D: Database>() {
+    let shop = Shop::<D>::open().await;
     // Nothing is declared: a 500 runs again, though the first transaction was committed.
-    let served = shop.serve(Policy::required(), |shop: Shop, operation: Operation| async move {
-        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
-        order(&mut tx, "tea").await.map_err(failed)?;
+    let served = shop.serve(Policy::required(), |shop: Shop<D>, operation: Operation| async move {
+        let mut tx = shop.begin().await;
+        D::order(&mut tx, "tea").await.map_err(failed)?;
         operation.stage(&mut *tx, receipt()).await.map_err(failed)?;
         tx.commit().await.map_err(failed)?;
         match shop.runs() {
@@ -108,15 +115,14 @@ async fn an_attempt_that_does_its_transaction_again_stages_its_message_once() {
     assert_eq!(staged(&shop).await.len(), 1, "one name, one message");
 }
 
-#[tokio::test]
-async fn a_phase_stages_its_message_once_however_often_the_operation_is_resumed() {
-    let shop = Shop::open().await;
+async fn a_phase_stages_its_message_once_however_often_the_operation_is_resumed<D: Database>() {
+    let shop = Shop::<D>::open().await;
     let attempts = Arc::new(AtomicU32::new(0));
-    let served = shop.serve(phased(), move |shop: Shop, operation: Operation| {
+    let served = shop.serve(phased(), move |shop: Shop<D>, operation: Operation| {
         let attempts = Arc::clone(&attempts);
         async move {
             let ordered = operation.phase(&shop.pool, "order", async |tx| {
-                order(tx, "tea").await.map_err(failed)?;
+                D::order(tx, "tea").await.map_err(failed)?;
                 operation.stage(tx, receipt()).await.map_err(failed)
             });
             ordered.await.map_err(failed)?;
@@ -132,18 +138,16 @@ async fn a_phase_stages_its_message_once_however_often_the_operation_is_resumed(
     assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (1, 1));
 }
 
-#[tokio::test]
-async fn an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back() {
-    let shop = Shop::open().await;
+async fn an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back<D: Database>() {
+    let shop = Shop::<D>::open().await;
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let served = shop.serve(phased(), move |shop: Shop, operation: Operation| {
+    let served = shop.serve(phased(), move |shop: Shop<D>, operation: Operation| {
         let told = told.clone();
         async move {
-            let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
-            order(&mut tx, "tea").await.map_err(failed)?;
+            let mut tx = shop.begin().await;
+            D::order(&mut tx, "tea").await.map_err(failed)?;
             // Somebody else has got the record since.
-            let taken = "UPDATE onceward_records SET fence = fence + 1";
-            sqlx::query(taken).execute(&mut *tx).await.map_err(failed)?;
+            D::run(&mut tx, D::NEXT_FENCE).await.map_err(failed)?;
             let staged = operation.stage(&mut *tx, receipt()).await;
             let lost = matches!(staged, Err(TransactionError::LeaseLost));
             told.send((lost, operation.may_act())).expect("heard");
@@ -155,12 +159,12 @@ async fn an_attempt_that_was_replaced_cannot_stage_and_its_rows_roll_back() {
     assert_eq!((staged(&shop).await.len(), shop.orders().await.len()), (0, 0));
 }
 
-#[tokio::test]
-async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later() {
-    let shop = Shop::open().await;
-    let elsewhere = pool_on(shop.path().with_extension("other")).await;
-    let served = shop.serve(local(), move |shop: Shop, operation: Operation| {
-        let elsewhere = elsewhere.clone();
+async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let elsewhere = shop.elsewhere();
+    let elsewhere_pool = D::pool(&elsewhere).await;
+    let served = shop.serve(local(), move |shop: Shop<D>, operation: Operation| {
+        let elsewhere = elsewhere_pool.clone();
         async move {
             let misuse = |error: TransactionError| match error {
                 TransactionError::Misuse(misuse) => misuse,
@@ -172,7 +176,7 @@ async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later() {
             let mut alone = shop.pool.acquire().await.map_err(failed)?;
             let refused = operation.stage(&mut *alone, receipt()).await.expect_err("refused");
             assert_eq!(misuse(refused), Misuse::NotInTransaction);
-            let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+            let mut tx = shop.begin().await;
             let nameless = Message::new("", "mail", "x");
             let refused = operation.stage(&mut *tx, nameless).await.expect_err("refused");
             assert!(matches!(misuse(refused), Misuse::NotStaged(_)));
@@ -189,7 +193,7 @@ async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later() {
     assert_eq!(first.says(), says(201, "executed"), "{}", first.text());
     assert_eq!(staged(&shop).await.len(), 1);
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let served = shop.serve_on(memory, Policy::required(), |shop: Shop, operation| async move {
+    let served = shop.serve_on(memory, Policy::required(), |shop: Shop<D>, operation| async move {
         let mut tx = shop.pool.begin().await.expect("begun");
         let refused = operation.stage(&mut *tx, receipt()).await.expect_err("refused");
         let none: TransactionError = TransactionError::Misuse(Misuse::NoTransactions);
@@ -199,14 +203,13 @@ async fn what_cannot_be_staged_is_a_misuse_and_not_a_surprise_later() {
     assert_eq!(served.charge(KEY).await.text(), "fine");
 }
 
-#[tokio::test]
-async fn an_operation_that_reserves_in_its_own_transaction_stages_there_too() {
-    let shop = Shop::open().await;
-    let served = shop.serve(local().single(), |shop: Shop, operation: Operation| async move {
-        let mut tx = shop.pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+async fn an_operation_that_reserves_in_its_own_transaction_stages_there_too<D: Database>() {
+    let shop = Shop::<D>::open().await;
+    let served = shop.serve(local().single(), |shop: Shop<D>, operation: Operation| async move {
+        let mut tx = shop.begin().await;
         // First of all: it reserves.
         operation.stage(&mut *tx, receipt()).await.map_err(failed)?;
-        order(&mut tx, "tea").await.map_err(failed)?;
+        D::order(&mut tx, "tea").await.map_err(failed)?;
         operation.complete_in(&mut *tx, created()).await.map_err(failed)?;
         tx.commit().await.map_err(failed)?;
         Ok::<_, Failed>(created())
