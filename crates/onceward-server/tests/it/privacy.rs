@@ -123,16 +123,16 @@ fn a_sealed_reply_is_not_in_the_table_and_moved_by_sql_it_is_refused() {
         assert!(charge(gateway.address, key, account).is_replay());
     }
     let dump = database.psql(
-        "SELECT encode(headers, 'escape'), encode(body, 'escape') FROM onceward.replies \
+        "SELECT encode(reply_headers, 'escape'), encode(reply_body, 'escape') FROM onceward.records \
          UNION ALL SELECT path, last_error FROM onceward.records",
     );
     assert!(dump.contains("onceward-sealed/1") && !dump.contains("marked-reply"), "{dump}");
     // All replies move on by one record.
     database.psql(
-        "UPDATE onceward.replies r SET body = o.body, headers = o.headers FROM onceward.replies o \
-         WHERE o.record_id = coalesce(\
-             (SELECT min(n.record_id) FROM onceward.replies n WHERE n.record_id > r.record_id), \
-             (SELECT min(n.record_id) FROM onceward.replies n))",
+        "UPDATE onceward.records r SET reply_body = o.reply_body, reply_headers = o.reply_headers \
+         FROM onceward.records o WHERE o.record_id = coalesce(\
+             (SELECT min(n.record_id) FROM onceward.records n WHERE n.record_id > r.record_id), \
+             (SELECT min(n.record_id) FROM onceward.records n))",
     );
     for (key, account) in [(KEY, ACME), (OTHER, ACME), (KEY, EVIL)] {
         let refused = charge(gateway.address, key, account);

@@ -208,7 +208,7 @@ fn a_replay_comes_from_the_cache() {
     }
     assert_eq!(redis.cli(&["DBSIZE"]), "1");
     // What the database does not have any more can only come from the cache.
-    database.psql("UPDATE onceward.replies SET body = 'x'::bytea");
+    database.psql("UPDATE onceward.records SET reply_body = 'x'::bytea");
     let replayed = post(gateway.address, FIRST, "{}", &[]);
     assert_eq!((replayed.is_replay(), replayed.text()), (true, "charged"));
     assert_eq!(upstream.count(), 1);

@@ -1,6 +1,6 @@
 -- What single columns may hold. A session reads the checks of a domain once, and those of a table with
 -- every statement that writes to it.
-CREATE DOMAIN onceward.name AS text COLLATE "C" CHECK (length(VALUE) BETWEEN 1 AND 255);
+CREATE DOMAIN onceward.name AS text COLLATE "C" CHECK (octet_length(VALUE) BETWEEN 1 AND 255);
 CREATE DOMAIN onceward.digest AS bytea CHECK (length(VALUE) = 32);
 CREATE DOMAIN onceward.generation AS integer CHECK (VALUE > 0);
 CREATE DOMAIN onceward.fence AS bigint CHECK (VALUE > 0);
@@ -12,55 +12,62 @@ CREATE DOMAIN onceward.effects AS text
 -- One row for each scope and key. Times are microseconds since 1970, durations microseconds.
 --
 -- No column that `complete` changes is in an index, so that completing is a HOT update: it writes one
--- tuple into the page it is on and touches no index. The list of leases and the replies are
--- therefore tables of their own.
+-- tuple into the page it is on and touches no index. The list of leases is therefore a table of its own,
+-- and so much of each page is left free that all of its rows can be completed with a small reply in them,
+-- by one statement. Larger replies are in a table of their own.
 CREATE TABLE onceward.records (
     record_id              bigint   GENERATED ALWAYS AS IDENTITY (CACHE 32) PRIMARY KEY,
-    scope                  onceward.name NOT NULL,
-    key                    onceward.name NOT NULL,
-    recipe                 integer  NOT NULL,
-    fingerprint            onceward.digest NOT NULL,
-    generation             onceward.generation NOT NULL,
-    state                  onceward.state NOT NULL,
-    attempt                uuid     NOT NULL,
-    fence                  onceward.fence NOT NULL,
-    attempts               integer  NOT NULL,
-    effects                onceward.effects NOT NULL,
-    route                  text     NOT NULL,
-    method                 text     NOT NULL,
-    path                   text     NOT NULL,
     created_at             bigint   NOT NULL,
+    -- When the reaper looks at it. Set when the record is reserved and not changed by `complete`:
+    -- what it finds not to be due is filed again.
+    reap_at                bigint   NOT NULL,
+    fence                  onceward.fence NOT NULL,
     started_at             bigint   NOT NULL,
     lease_until            bigint   NOT NULL,
     max_execution          bigint   NOT NULL,
-    finished_at            bigint,
-    expires_at             bigint   NOT NULL,
     retention              bigint   NOT NULL,
     tombstone              bigint   NOT NULL,
-    last_error             text,
-    reconcile_after        bigint,
-    void                   boolean  NOT NULL,
-    recovery_point         text,
-    open_effect            text,
-    open_effect_idempotent boolean,
-    reply_status           smallint,
-    -- Until when accepted work may wait to be begun.
-    queued_until           bigint,
+    attempt                uuid     NOT NULL,
+    generation             onceward.generation NOT NULL,
+    attempts               integer  NOT NULL,
+    recipe                 integer  NOT NULL,
     -- What was done to learn an unknown outcome: probes begun, the last one, the first that found
     -- nothing.
     probes                 integer  NOT NULL DEFAULT 0,
     asked_at               bigint,
     absent_at              bigint,
+    void                   boolean  NOT NULL,
+    scope                  onceward.name NOT NULL,
+    key                    onceward.name NOT NULL,
+    fingerprint            onceward.digest NOT NULL,
+    effects                onceward.effects NOT NULL,
+    route                  text     NOT NULL,
+    method                 text     NOT NULL,
+    path                   text     NOT NULL,
+    recovery_point         text,
+    open_effect            text,
+    open_effect_idempotent boolean,
+    -- Until when accepted work may wait to be begun.
+    queued_until           bigint,
     -- When pending work may be begun (`lease_until`), and when it is given up (`queued_until`). Null in
     -- all other states, so that completing does not change them. Written by whoever writes the state:
     -- a session reads the expression of a generated column anew with every statement.
     due_at                 bigint,
     give_up_at             bigint,
-    -- When the reaper looks at it. Set when the record is reserved and not changed by `complete`:
-    -- what it finds not to be due is filed again.
-    reap_at                bigint   NOT NULL,
+    -- What `complete` changes.
+    state                  onceward.state NOT NULL,
+    reply_status           smallint,
+    finished_at            bigint,
+    expires_at             bigint   NOT NULL,
+    last_error             text,
+    reconcile_after        bigint,
+    -- What a completed record is answered with, if it is small. Without headers here, it is in `replies`.
+    -- A body that was over the cap is null.
+    reply_headers          bytea,
+    reply_schema           text,
+    reply_body             bytea,
     UNIQUE (scope, key)
-) WITH (fillfactor = 50);
+) WITH (fillfactor = 34);
 
 -- For the reaper: retention that is over, then tombstones whose time is over.
 CREATE INDEX records_reap ON onceward.records (reap_at);
@@ -88,7 +95,7 @@ CREATE TABLE onceward.leases (
 -- For the resumer, which comes often: it does not look at what has completed and was not cleared yet.
 CREATE INDEX leases_phased ON onceward.leases (check_at) WHERE phased;
 
--- What completed records are answered with. A body that was over the cap is null.
+-- What completed records are answered with whose replies are not small.
 CREATE TABLE onceward.replies (
     record_id      bigint PRIMARY KEY,
     headers        bytea  NOT NULL,

@@ -23,6 +23,12 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN at > 9223372036854775807 - duration THEN 9223372036854775807 ELSE at + duration END
 $$;
 
+-- Whether a reply is in the row of its record. With more, not all rows of a page could be completed on it.
+CREATE FUNCTION onceward.is_small(headers bytea, body bytea) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT octet_length(headers) + coalesce(octet_length(body), 0) <= 256
+$$;
+
 -- How long queued work waits after so many attempts: a second, doubling, at most a minute.
 CREATE FUNCTION onceward.backoff(attempts integer) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
@@ -78,19 +84,19 @@ BEGIN
                     effects, route, method, path, created_at, started_at, lease_until,
                     max_execution, expires_at, retention, tombstone, void, queued_until, due_at,
                     give_up_at, reap_at)
-                SELECT a.scope, a.key, reserve.recipe, a.fingerprint, 1,
+                SELECT scopes[a.n], a.key, reserve.recipe, fingerprints[a.n], 1,
                        CASE WHEN queued_for IS NULL THEN 'in_progress' ELSE 'pending' END,
-                       a.attempt, greatest(t, 1), (queued_for IS NULL)::integer, reserve.effects,
-                       a.route, a.method, a.path, t, t, onceward.plus(t, lease),
+                       reserve.attempts[a.n], greatest(t, 1), (queued_for IS NULL)::integer,
+                       reserve.effects, routes[a.n], methods[a.n], paths[a.n], t, t,
+                       onceward.plus(t, lease),
                        reserve.max_execution, onceward.plus(t, reserve.retention),
                        reserve.retention, reserve.tombstone, false, onceward.plus(t, queued_for),
                        CASE WHEN queued_for IS NOT NULL THEN t END,
                        onceward.plus(t, queued_for), onceward.plus(t, reserve.retention)
-                FROM unnest(scopes, keys, fingerprints, reserve.attempts, routes, methods, paths)
-                     AS a (scope, key, fingerprint, attempt, route, method, path)
+                FROM unnest(keys) WITH ORDINALITY AS a (key, n)
                 -- Without this, one row that a transaction is changing would hold up all.
                 LEFT JOIN LATERAL (SELECT true AS there FROM onceward.records r
-                                   WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
+                                   WHERE r.scope = scopes[a.n] AND r.key = a.key OFFSET 0) r ON true
                 WHERE r.there IS NULL;
                 GET DIAGNOSTICS taken = ROW_COUNT;
                 IF taken > 0 AND queued_for IS NULL THEN
@@ -110,13 +116,14 @@ BEGIN
             END IF;
         END IF;
         RETURN QUERY
-        SELECT a.position::integer,
-               CASE WHEN taken > 0 AND r.attempt = a.attempt AND r.fence = greatest(t, 1)
+        SELECT a.n::integer,
+               CASE WHEN taken > 0 AND r.attempt = reserve.attempts[a.n] AND r.fence = greatest(t, 1)
                      AND r.created_at = t AND r.state IN ('in_progress', 'pending') THEN 'taken'
-                    WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN 'later'
-                    WHEN r.attempt <> a.attempt AND r.state <> 'expired'
+                    WHEN r.state = 'completed' AND a.n > 8
+                     AND coalesce(r.reply_headers, (r.elsewhere).headers) IS NULL THEN 'later'
+                    WHEN r.attempt <> reserve.attempts[a.n] AND r.state <> 'expired'
                      AND (r.expires_at > t OR r.state NOT IN ('completed', 'failed_retryable'))
-                     AND (r.fingerprint <> a.fingerprint OR r.recipe <> reserve.recipe
+                     AND (r.fingerprint <> fingerprints[a.n] OR r.recipe <> reserve.recipe
                           OR r.state IN ('completed', 'unknown', 'pending')
                           OR (r.state = 'in_progress' AND r.lease_until > t))
                     THEN 'occupied' ELSE 'look' END,
@@ -125,19 +132,21 @@ BEGIN
                r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
                r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention,
                r.tombstone, r.last_error, r.reconcile_after, r.void, r.recovery_point,
-               r.open_effect, r.open_effect_idempotent, r.reply_status, p.headers,
-               p.schema_version,
-               CASE WHEN octet_length(p.body) > 32768 AND a.position > 8 THEN NULL ELSE p.body END,
+               r.open_effect, r.open_effect_idempotent, r.reply_status,
+               coalesce(r.reply_headers, (r.elsewhere).headers),
+               coalesce(r.reply_schema, (r.elsewhere).schema_version),
+               coalesce(r.reply_body, (r.elsewhere).body),
                r.queued_until, r.probes, r.asked_at, r.absent_at
-        FROM unnest(scopes, keys, fingerprints, reserve.attempts) WITH ORDINALITY
-             AS a (scope, key, fingerprint, attempt, position)
-        CROSS JOIN LATERAL (SELECT * FROM onceward.records r
-                            WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r
-        LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
-                           WHERE p.record_id = r.record_id AND r.state = 'completed'
-                           OFFSET 0) p ON true
+        FROM unnest(keys) WITH ORDINALITY AS a (key, n)
+        CROSS JOIN LATERAL (SELECT r.*, CASE WHEN r.state = 'completed' AND r.reply_headers IS NULL
+                                THEN (SELECT p FROM onceward.replies p
+                                      WHERE p.record_id = r.record_id
+                                        AND (a.n <= 8 OR coalesce(octet_length(p.body), 0) <= 32768))
+                                END AS elsewhere
+                            FROM onceward.records r
+                            WHERE r.scope = scopes[a.n] AND r.key = a.key OFFSET 0) r
         -- What was found before is not told twice.
-        WHERE known_ones IS NULL OR r.attempt = a.attempt;
+        WHERE known_ones IS NULL OR r.attempt = reserve.attempts[a.n];
         EXIT WHEN new_ones;
         GET DIAGNOSTICS known_ones = ROW_COUNT;
         EXIT WHEN known_ones = cardinality(scopes);
@@ -256,6 +265,8 @@ DECLARE
     t bigint := onceward.micros(complete_all.at);
     applied bytea;
     stepped bigint[];
+    large bigint[];
+    places integer[];
 BEGIN
     IF skip_locked THEN
         keys := onceward.unlocked(scopes, keys);
@@ -265,27 +276,33 @@ BEGIN
             state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
             -- Earlier than it is filed only if the clock was set back.
             reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
-            last_error = NULL, reconcile_after = NULL, reply_status = a.status
-        FROM (SELECT a.*, o.place
-              FROM unnest(scopes, keys, complete_all.attempts, fences, statuses,
-                          complete_all.headers, schema_versions, bodies)
-                   AS a (scope, key, attempt, fence, status, headers, schema_version, body)
+            last_error = NULL, reconcile_after = NULL, reply_status = statuses[a.n],
+            reply_headers = CASE WHEN a.is_small THEN complete_all.headers[a.n] END,
+            reply_schema = CASE WHEN a.is_small THEN schema_versions[a.n] END,
+            reply_body = CASE WHEN a.is_small THEN bodies[a.n] END
+        FROM (SELECT a.n, o.place,
+                     onceward.is_small(complete_all.headers[a.n], bodies[a.n]) AS is_small
+              FROM unnest(keys) WITH ORDINALITY AS a (key, n)
               CROSS JOIN LATERAL (SELECT o.ctid AS place FROM onceward.records o
-                                  WHERE o.scope = a.scope AND o.key = a.key OFFSET 0) o
+                                  WHERE o.scope = scopes[a.n] AND o.key = a.key OFFSET 0) o
               WHERE coalesce(a.key, '') = a.key
               OFFSET 0) a
-        WHERE r.ctid = a.place AND r.attempt = a.attempt AND r.fence = a.fence
-          AND r.state = 'in_progress'
-        RETURNING r.record_id, r.attempt, a.headers, a.schema_version, a.body,
+        WHERE r.ctid = a.place AND r.attempt = complete_all.attempts[a.n]
+          AND r.fence = fences[a.n] AND r.state = 'in_progress'
+        RETURNING r.record_id, r.attempt, a.n, a.is_small,
                   r.effects = 'phased' OR r.recovery_point IS NOT NULL
                       OR r.queued_until IS NOT NULL AS has_steps
-    ), answered AS (
-        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
-        SELECT w.record_id, w.headers, w.schema_version, w.body FROM written w
     )
     SELECT string_agg(uuid_send(w.attempt), ''),
-           array_agg(w.record_id) FILTER (WHERE w.has_steps)
-    INTO applied, stepped FROM written w;
+           array_agg(w.record_id) FILTER (WHERE w.has_steps),
+           array_agg(w.record_id) FILTER (WHERE NOT w.is_small),
+           array_agg(w.n) FILTER (WHERE NOT w.is_small)
+    INTO applied, stepped, large, places FROM written w;
+    IF large IS NOT NULL THEN
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        SELECT l.record_id, complete_all.headers[l.place], schema_versions[l.place], bodies[l.place]
+        FROM unnest(large, places) AS l (record_id, place);
+    END IF;
     IF stepped IS NOT NULL THEN
         DELETE FROM onceward.requests q WHERE q.record_id = ANY (stepped);
         DELETE FROM onceward.steps s WHERE s.record_id = ANY (stepped);
@@ -374,6 +391,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     t bigint := onceward.micros(complete_one.at);
+    is_small boolean := onceward.is_small(complete_one.headers, complete_one.body);
     held bigint;
     has_steps boolean;
 BEGIN
@@ -384,7 +402,10 @@ BEGIN
         state = 'completed', finished_at = t, expires_at = onceward.plus(t, r.retention),
         -- Earlier than it is filed only if the clock was set back.
         reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
-        last_error = NULL, reconcile_after = NULL, reply_status = complete_one.status
+        last_error = NULL, reconcile_after = NULL, reply_status = complete_one.status,
+        reply_headers = CASE WHEN is_small THEN complete_one.headers END,
+        reply_schema = CASE WHEN is_small THEN complete_one.schema_version END,
+        reply_body = CASE WHEN is_small THEN complete_one.body END
     WHERE r.scope = complete_one.scope AND r.key = complete_one.key
       AND r.attempt = complete_one.attempt AND r.fence = complete_one.fence
       AND r.state = 'in_progress'
@@ -394,8 +415,10 @@ BEGIN
     IF held IS NULL THEN
         RETURN NULL;
     END IF;
-    INSERT INTO onceward.replies (record_id, headers, schema_version, body)
-    VALUES (held, complete_one.headers, complete_one.schema_version, complete_one.body);
+    IF NOT is_small THEN
+        INSERT INTO onceward.replies (record_id, headers, schema_version, body)
+        VALUES (held, complete_one.headers, complete_one.schema_version, complete_one.body);
+    END IF;
     IF has_steps THEN
         DELETE FROM onceward.requests q WHERE q.record_id = held;
         DELETE FROM onceward.steps s WHERE s.record_id = held;
@@ -420,13 +443,16 @@ BEGIN
            r.attempts, r.effects::text, r.route, r.method, r.path, r.created_at, r.started_at,
            r.lease_until, r.max_execution, r.finished_at, r.expires_at, r.retention, r.tombstone,
            r.last_error, r.reconcile_after, r.void, r.recovery_point, r.open_effect,
-           r.open_effect_idempotent, r.reply_status, p.headers, p.schema_version, p.body,
+           r.open_effect_idempotent, r.reply_status, coalesce(r.reply_headers, p.headers),
+           coalesce(r.reply_schema, p.schema_version), coalesce(r.reply_body, p.body),
            r.queued_until, r.probes, r.asked_at, r.absent_at
     FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, position)
     LEFT JOIN LATERAL (SELECT * FROM onceward.records r
                        WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r ON true
     LEFT JOIN LATERAL (SELECT * FROM onceward.replies p
-                       WHERE p.record_id = r.record_id AND r.state = 'completed' OFFSET 0) p ON true;
+                       WHERE p.record_id = r.record_id AND r.state = 'completed'
+                         AND r.reply_headers IS NULL
+                       OFFSET 0) p ON true;
 END
 $$;
 
@@ -466,6 +492,7 @@ DECLARE
     e onceward.records := jsonb_populate_record(NULL::onceward.records, change.expected);
     new onceward.records := jsonb_populate_record(NULL::onceward.records, change.record);
     a onceward.audit_records := jsonb_populate_record(NULL::onceward.audit_records, change.audit);
+    is_large boolean;
 BEGIN
     SELECT * INTO old FROM onceward.records r
     WHERE r.scope = record_scope AND r.key = record_key FOR NO KEY UPDATE;
@@ -486,6 +513,14 @@ BEGIN
         new.due_at := new.lease_until;
         new.give_up_at := new.queued_until;
     END IF;
+    is_large := new.state = 'completed'
+                AND NOT onceward.is_small(change.reply_headers, change.reply_body);
+    IF new.state = 'completed' AND NOT is_large THEN
+        new.reply_headers := change.reply_headers;
+        new.reply_body := change.reply_body;
+    ELSE
+        new.reply_schema := NULL;
+    END IF;
     IF change.record IS NULL THEN
         DELETE FROM onceward.records WHERE record_id = old.record_id;
     ELSIF old.record_id IS NULL THEN
@@ -494,7 +529,7 @@ BEGIN
             route, method, path, created_at, started_at, lease_until, max_execution, finished_at,
             expires_at, retention, tombstone, last_error, reconcile_after, void, recovery_point,
             open_effect, open_effect_idempotent, reply_status, queued_until, probes, asked_at,
-            absent_at, due_at, give_up_at, reap_at)
+            absent_at, due_at, give_up_at, reap_at, reply_headers, reply_schema, reply_body)
         VALUES (
             record_scope, record_key, new.recipe, new.fingerprint, new.generation, new.state,
             new.attempt, new.fence, new.attempts, new.effects, new.route, new.method, new.path,
@@ -502,7 +537,8 @@ BEGIN
             new.expires_at, new.retention, new.tombstone, new.last_error, new.reconcile_after,
             new.void, new.recovery_point, new.open_effect, new.open_effect_idempotent,
             new.reply_status, new.queued_until, new.probes, new.asked_at, new.absent_at,
-            new.due_at, new.give_up_at, new.expires_at)
+            new.due_at, new.give_up_at, new.expires_at, new.reply_headers, new.reply_schema,
+            new.reply_body)
         ON CONFLICT (scope, key) DO NOTHING
         RETURNING record_id INTO new.record_id;
         IF new.record_id IS NULL THEN
@@ -524,7 +560,9 @@ BEGIN
             queued_until = new.queued_until, probes = new.probes, asked_at = new.asked_at,
             absent_at = new.absent_at, due_at = new.due_at, give_up_at = new.give_up_at,
             reap_at = CASE new.state WHEN 'expired' THEN onceward.plus(new.expires_at, new.tombstone)
-                                     ELSE new.expires_at END
+                                     ELSE new.expires_at END,
+            reply_headers = new.reply_headers, reply_schema = new.reply_schema,
+            reply_body = new.reply_body
         WHERE record_id = old.record_id;
     END IF;
     IF old.record_id IS NOT NULL THEN
@@ -540,7 +578,7 @@ BEGIN
     IF new.state = 'in_progress' THEN
         INSERT INTO onceward.leases (check_at, created_at, phased)
         VALUES (new.lease_until, new.created_at, new.effects = 'phased');
-    ELSIF new.state = 'completed' THEN
+    ELSIF is_large THEN
         INSERT INTO onceward.replies (record_id, headers, schema_version, body)
         VALUES (new.record_id, change.reply_headers, change.record ->> 'reply_schema', change.reply_body);
     END IF;
@@ -842,6 +880,7 @@ BEGIN
             UPDATE onceward.records r SET
                 state = 'expired',
                 void = r.void OR r.state = 'failed_retryable',
+                reply_headers = NULL, reply_schema = NULL, reply_body = NULL,
                 reap_at = onceward.plus(r.expires_at, r.tombstone)
             WHERE r.record_id = ANY (due) AND r.state IN ('completed', 'failed_retryable')
               AND r.expires_at <= t

@@ -113,6 +113,8 @@ AS $$
 DECLARE
     r onceward.records := onceward.held(complete.operation, complete.attempt, complete.fence);
     encoded bytea := onceward.headers(complete.headers);
+    content bytea := coalesce(complete.body, '');
+    is_small boolean := onceward.is_small(encoded, content);
     t bigint := onceward.micros(NULL);
     denied boolean := r.state IN ('failed_retryable', 'pending')
                       AND r.last_error = 'resolved_not_executed'
@@ -134,10 +136,14 @@ BEGIN
         reap_at = least(r.reap_at, onceward.plus(t, r.retention)),
         last_error = CASE WHEN denied THEN 'executed_after_all' END,
         reconcile_after = NULL, probes = 0, asked_at = NULL, absent_at = NULL,
-        reply_status = complete.status, due_at = NULL, give_up_at = NULL
+        reply_status = complete.status, due_at = NULL, give_up_at = NULL,
+        reply_headers = CASE WHEN is_small THEN encoded END,
+        reply_body = CASE WHEN is_small THEN content END
     WHERE record_id = r.record_id;
-    INSERT INTO onceward.replies (record_id, headers, body)
-    VALUES (r.record_id, encoded, coalesce(complete.body, ''));
+    IF NOT is_small THEN
+        INSERT INTO onceward.replies (record_id, headers, body)
+        VALUES (r.record_id, encoded, content);
+    END IF;
     DELETE FROM onceward.steps WHERE record_id = r.record_id;
     DELETE FROM onceward.requests WHERE record_id = r.record_id;
     IF r.state = 'unknown' OR denied THEN
@@ -146,7 +152,7 @@ BEGIN
             reply_body)
         VALUES (t, r.scope, r.key, r.generation,
                 CASE WHEN denied THEN 'incident' ELSE 'late_completion' END, r.attempt, r.fence, '',
-                complete.status, encoded, coalesce(complete.body, ''))
+                complete.status, encoded, content)
         ON CONFLICT DO NOTHING;
     END IF;
 END

@@ -26,8 +26,9 @@ enum Bug {
 
 const NO_FENCE: Bug = Bug::In("give_up", &[(" AND r.fence = a.fence", "")]);
 const NO_ATTEMPT: Bug = Bug::In("give_up", &[(" AND r.attempt = a.attempt", "")]);
-const ALL_WITHOUT_FENCE: Bug = Bug::In("complete_all", &[(" AND r.fence = a.fence", "")]);
-const ALL_WITHOUT_ATTEMPT: Bug = Bug::In("complete_all", &[(" AND r.attempt = a.attempt", "")]);
+const ALL_WITHOUT_FENCE: Bug = Bug::In("complete_all", &[(" AND r.fence = fences[a.n]", "")]);
+const ALL_WITHOUT_ATTEMPT: Bug =
+    Bug::In("complete_all", &[(" AND r.attempt = complete_all.attempts[a.n]", "")]);
 const NO_STATE: Bug = Bug::In("give_up", &[("AND r.state = 'in_progress'", "")]);
 const COMPLETES_WITHOUT_FENCE: Bug =
     Bug::In("complete_one", &[(" AND r.fence = complete_one.fence", "")]);
@@ -44,7 +45,7 @@ const OVERWRITES: Bug = Bug::In(
 );
 const FORGETS_THE_FINGERPRINT: Bug = Bug::In(
     "reserve",
-    &[("r.fingerprint <> a.fingerprint OR r.recipe <> reserve.recipe", "false")],
+    &[("r.fingerprint <> fingerprints[a.n] OR r.recipe <> reserve.recipe", "false")],
 );
 const TAKES_WORK_AT_REST: Bug = Bug::In("step", &[("OR r.state <> 'in_progress'", "")]);
 const SWEEPS_LIVE_LEASES: Bug = Bug::In(

@@ -10,6 +10,7 @@ use onceward::{
     testing::samples::{RETENTION, TOMBSTONE, ask, reply, retry},
 };
 use onceward_testbed::Postgres;
+use sqlx::PgConnection;
 use tokio::task::JoinSet;
 
 use crate::postgres_home::{Home, attempt, insist, lines, new_schema, one, refusal, run, whole};
@@ -44,6 +45,9 @@ async fn a_record_has_a_column_for_each_of_its_facts() {
         "records.recovery_point text",
         "records.open_effect text",
         "records.reply_status smallint",
+        "records.reply_headers bytea",
+        "records.reply_schema text",
+        "records.reply_body bytea",
         "replies.headers bytea not null",
         "replies.body bytea",
         "replies.schema_version text",
@@ -276,12 +280,58 @@ async fn complete_many(home: &Home, count: usize, body: usize) {
 
 #[tokio::test]
 async fn completing_touches_no_index_whatever_the_size_of_the_reply() {
-    for (count, body) in [(5_000, 20), (300, 100_000)] {
+    for (count, body) in [(5_000, 20), (5_000, 200), (1_000, 300), (300, 100_000)] {
         let home = Home::new().await;
         complete_many(&home, count, body).await;
         let (updates, hot) = updates(&home).await;
         assert_eq!((updates, hot), (count as i64, count as i64), "{body} bytes");
     }
+}
+
+/// Where the replies are, by key: in the rows of their records, or beside them.
+async fn places(look: &mut PgConnection) -> Vec<String> {
+    let places = "SELECT r.key || ':' || CASE WHEN r.reply_headers IS NULL THEN '' ELSE ' row' END \
+                  || CASE WHEN p.record_id IS NULL THEN '' ELSE ' beside' END \
+                  FROM records r LEFT JOIN replies p ON p.record_id = r.record_id ORDER BY r.key";
+    lines(look, places).await
+}
+
+#[tokio::test]
+async fn a_small_reply_is_in_the_row_of_its_record_and_a_larger_one_beside_it() {
+    let home = Home::new().await;
+    let mut look = home.connection().await;
+    let mut sent = Vec::new();
+    for (name, size) in [("large", 300), ("small", 150)] {
+        for is_late in [true, false] {
+            let asked = ask(&format!("{name}-{}", if is_late { "late" } else { "prompt" }));
+            let lease = home.grant(&asked).await;
+            if is_late {
+                home.write(&lease, Write::MarkUnknown("lost".into())).await;
+            }
+            let reply = reply(vec![b'x'; size]);
+            home.write(&lease, Write::Complete(reply.clone())).await;
+            sent.push((asked, reply));
+        }
+    }
+    let expected =
+        ["large-late: beside", "large-prompt: beside", "small-late: row", "small-prompt: row"];
+    assert_eq!(places(&mut look).await, expected);
+    for (asked, reply) in &sent {
+        let replayed = home.store.reserve(retry(asked)).await.expect("reserve answers");
+        let Reservation::Occupied { record, .. } = replayed else { panic!("{replayed:?}") };
+        assert_eq!(record.reply.as_ref(), Some(reply), "{}", asked.id.key.as_str());
+        let loaded = home.store.load(&asked.id).await.expect("load answers").expect("there");
+        assert_eq!(loaded.reply.as_ref(), Some(reply), "{}", asked.id.key.as_str());
+    }
+    let past = RETENTION.as_micros() + 1;
+    run(
+        &mut look,
+        &format!("UPDATE records SET expires_at = expires_at - {past}, reap_at = reap_at - {past}"),
+    )
+    .await;
+    assert_eq!(home.store.reap(10).await.expect("reaped"), Reaped { expired: 4, purged: 0 });
+    let tombstones = ["large-late:", "large-prompt:", "small-late:", "small-prompt:"];
+    assert_eq!(places(&mut look).await, tombstones, "only the outcome is left");
 }
 
 #[tokio::test]

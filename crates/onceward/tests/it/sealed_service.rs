@@ -144,7 +144,7 @@ async fn a_reply_in_a_transaction_on_postgresql_is_sealed() {
     let first = service.charge(KEY).await;
     assert_eq!((first.says(), first.text()), (says(201, "executed"), SECRET));
     assert_eq!(service.charge(KEY).await.text(), SECRET);
-    let kept = database.psql("SELECT encode(body, 'escape') FROM onceward.replies");
+    let kept = database.psql("SELECT encode(reply_body, 'escape') FROM onceward.records");
     assert!(kept.contains("onceward-sealed/1") && !kept.contains("nobody else"), "{kept}");
 }
 

@@ -188,8 +188,7 @@ impl Statements {
             ),
             // The list of leases is short, and says when to look; the record says what is true.
             resumable: named(
-                "SELECT r.*, q.request, \
-                 NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
+                "SELECT r.*, q.request \
                  FROM onceward.resumable(onceward.micros($1), $2, $3, $4) AS d (record_id, position) \
                  CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
                  WHERE r.record_id = d.record_id OFFSET 0) r \
@@ -198,8 +197,7 @@ impl Statements {
                  ORDER BY d.position",
             ),
             due_unknown: named(
-                "SELECT r.*, \
-                 NULL::bytea AS reply_headers, NULL::text AS reply_schema, NULL::bytea AS reply_body \
+                "SELECT r.* \
                  FROM onceward.due_unknown(onceward.micros($1), $2, $3, $4) AS d (record_id, position) \
                  CROSS JOIN LATERAL (SELECT * FROM onceward.records r \
                  WHERE r.record_id = d.record_id AND r.state = 'unknown' OFFSET 0) r \
