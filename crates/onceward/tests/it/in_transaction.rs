@@ -5,7 +5,6 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 

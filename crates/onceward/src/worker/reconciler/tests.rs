@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::{
-    clock::{Clock as _, ManualClock},
+    clock::ManualClock,
     machine::SETTLE,
     record::{AuditEvent, Lease, State},
     reply::ReplyBody,
