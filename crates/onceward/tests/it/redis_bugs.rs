@@ -8,8 +8,16 @@ use onceward::{
     testing::{Fresh, suite},
 };
 use onceward_testbed::{CutProxy, Redis};
+use tokio::task::block_in_place;
 
-use crate::bugs::{found_by, found_in_a_race_by};
+use crate::{
+    bugs::{found_by, found_in_a_race_by},
+    redis_evictions::{press_out_alone, record},
+    redis_home::{node, options, store_at},
+    service::says,
+};
+
+const KEY: &str = "order-0000000000000001";
 
 macro_rules! script {
     ($flags:literal, $file:literal) => {
@@ -25,11 +33,13 @@ const RESERVE: &str = script!("#!lua\n", "reserve.lua");
 const WRITE: &str = script!("#!lua flags=allow-oom\n", "write.lua");
 const CHANGE: &str = script!("#!lua flags=allow-oom\n", "change.lua");
 
+const PULSE: &str = script!("#!lua flags=allow-oom\n", "pulse.lua");
+
 /// In this script, this text by that.
 type Bug = (&'static str, &'static str, &'static str);
 
-const NO_FENCE: Bug = (WRITE, " or is[3] ~= ARGV[6]", "");
-const NO_ATTEMPT: Bug = (WRITE, " or is[2] ~= ARGV[5]", "");
+const NO_FENCE: Bug = (WRITE, " or is[3] ~= ARGV[8]", "");
+const NO_ATTEMPT: Bug = (WRITE, " or is[2] ~= ARGV[7]", "");
 const NO_STATE: Bug = (WRITE, "is[1] ~= 'in_progress' or ", "");
 const RELEASES_WHAT_HAS_STEPS: Bug = (WRITE, "(is[6] == 'r' and what == 'release')", "false");
 const SHORTENS: Bug = (WRITE, "math.max(tonumber(is[4]), ", "math.max(0, ");
@@ -43,18 +53,27 @@ const LEASE_AS_TIME_TO_LIVE: Bug = (
      if lease and tonumber(lease) <= now then redis.call('DEL', KEYS[1]) end\n\
      local found = redis.call('HGETALL', KEYS[1])",
 );
-const LEASE_NOT_IN_THE_INDEX: Bug = (RESERVE, "if ARGV[7] ~= '' then", "if false then");
-const NO_STAMP: Bug = (CHANGE, "if stamp ~= ARGV[5] then", "if false then");
+const LEASE_NOT_IN_THE_INDEX: Bug = (RESERVE, "if ARGV[8] ~= '' then", "if false then");
+const NO_STAMP: Bug = (CHANGE, "if stamp ~= ARGV[6] and not is_done then", "if false then");
+
+const NO_LOOK_FOR_EVICTIONS: Bug = (RESERVE, "if has_evicted(ARGV[3]) then", "if false then");
+const EVICTIONS_FORGOTTEN: Bug =
+    (PULSE, "redis.call('HGET', KEYS[2], 'evicted') or (#all > 0 and '- 0' or '')", "''");
+
+/// What comes to the server through this proxy has this bug.
+fn put_in(redis: &Redis, proxy: &CutProxy, (script, from, to): Bug) {
+    assert!(script.contains(from), "no {from:?} in {script}");
+    let digest = |script: &str| redis.cli(&["SCRIPT", "LOAD", script]);
+    let (right, wrong) = (digest(script), digest(&script.replace(from, to)));
+    proxy.replace(right.as_bytes(), wrong.as_bytes());
+}
 
 /// A store with a bug. Scripts are called by their digest: it is another one that arrives.
 async fn broken(clock: ManualClock, bug: Option<Bug>) -> Fresh {
     let redis = Redis::shared();
     let proxy = CutProxy::start(redis.address());
-    if let Some((script, from, to)) = bug {
-        assert!(script.contains(from), "no {from:?} in {script}");
-        let digest = |script: &str| redis.cli(&["SCRIPT", "LOAD", script]);
-        let (right, wrong) = (digest(script), digest(&script.replace(from, to)));
-        proxy.replace(right.as_bytes(), wrong.as_bytes());
+    if let Some(bug) = bug {
+        put_in(redis, &proxy, bug);
     }
     let prefix = format!("bugs_{:016x}", rand::random::<u64>());
     let options = RedisOptions::best_effort(redis.url_through(proxy.address()));
@@ -119,4 +138,34 @@ fn a_change_that_does_not_look_at_the_stamp_is_found() {
         NO_STAMP,
         suite::racing::of_100_concurrent_reserves_of_a_free_record_exactly_one_is_granted,
     );
+}
+
+/// Until the next beat, and that is a second too late.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reserve_that_does_not_ask_what_was_evicted_runs_it_again() {
+    let redis = tokio::task::spawn_blocking(Redis::start).await.expect("a server");
+    let proxy = CutProxy::start(redis.address());
+    block_in_place(|| put_in(&redis, &proxy, NO_LOOK_FOR_EVICTIONS));
+    let store = Arc::new(store_at(redis.url_through(proxy.address())).await);
+    let (service, canary) = node(&store);
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    block_in_place(|| press_out_alone(&redis, &record(&redis)));
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    assert_eq!(service.runs(), 2);
+    assert!(canary.beat().await.expect("a beat").is_some(), "too late");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_beat_that_forgets_what_was_evicted_before_lets_a_later_process_run_it_again() {
+    let redis = tokio::task::spawn_blocking(Redis::start).await.expect("a server");
+    let proxy = CutProxy::start(redis.address());
+    block_in_place(|| put_in(&redis, &proxy, EVICTIONS_FORGOTTEN));
+    let options = options(redis.url_through(proxy.address()));
+    let connect = async || Arc::new(RedisStore::connect(options.clone()).await.expect("a store"));
+    let (service, canary) = node(&connect().await);
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
+    drop((service, canary));
+    block_in_place(|| press_out_alone(&redis, &record(&redis)));
+    let (service, _canary) = node(&connect().await);
+    assert_eq!(service.charge(KEY).await.says(), says(200, "executed"));
 }
