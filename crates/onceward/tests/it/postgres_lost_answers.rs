@@ -36,7 +36,9 @@ use crate::{
 };
 
 /// A store behind a proxy that breaks connections.
-async fn behind_a_proxy(options: impl FnOnce(PgOptions) -> PgOptions) -> (Home, CutProxy) {
+pub(crate) async fn behind_a_proxy(
+    options: impl FnOnce(PgOptions) -> PgOptions,
+) -> (Home, CutProxy) {
     behind_a_proxy_in("postgres", options).await
 }
 
@@ -179,41 +181,6 @@ async fn a_call_that_was_made_and_then_cannot_be_repeated_is_said_to_be_ambiguou
     assert_eq!(home.store.steps(&lease.id, 1).await.expect("steps answers").len(), 1);
     assert!(there("then-no-way-0002").await.is_some());
     assert!(there("then-no-way-0003").await.is_none());
-}
-
-/// The first call is on its way while the second one is told that it cannot have the lock.
-#[tokio::test]
-async fn a_lost_reserve_that_is_still_on_its_way_is_not_said_to_have_failed() {
-    let (home, proxy) = behind_a_proxy(|options| options.connections(2, 1)).await;
-    home.occupy(&ask("warms-the-connection")).await;
-    let mut other = home.connection().await;
-    // The record is made, and it takes a while until that is committed.
-    run(
-        &mut other,
-        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql \
-         AS 'BEGIN PERFORM pg_sleep(4); RETURN NEW; END'; \
-         CREATE TRIGGER slowly AFTER INSERT ON records FOR EACH ROW EXECUTE FUNCTION slowly()",
-    )
-    .await;
-    let asked = ask("on-its-way-0001");
-    let reserve = tokio::spawn({
-        let (store, asked) = (Arc::clone(&home.store), asked.clone());
-        async move { store.reserve(asked).await }
-    });
-    let waits = "SELECT count(*) FROM pg_stat_activity \
-                 WHERE wait_event = 'PgSleep' AND query LIKE '%.reserve_one(%' AND query LIKE";
-    let waits = format!("{waits} '%{}%'", home.schema);
-    while one::<i64>(&mut other, &waits).await == 0 {
-        tokio::task::yield_now().await;
-    }
-    proxy.cut();
-    let said = reserve.await.expect("no panic");
-    match said {
-        Ok(answer) => panic!("nobody can know yet: {answer:?}"),
-        Err(error) => assert_eq!(error.kind(), StoreErrorKind::Ambiguous, "{error:?}"),
-    }
-    let granted = insist(|| home.store.reserve(asked.clone())).await;
-    assert!(matches!(granted, Reservation::Granted { found: Found::Mine, .. }), "{granted:?}");
 }
 
 #[tokio::test]

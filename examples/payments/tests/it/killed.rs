@@ -9,7 +9,7 @@ use crate::support::{Answer, Memory, Node, Store, World, eventually, order};
 
 on_both!(
     killed_at_any_edge_a_payment_is_made_once_and_ends_in_the_same_bytes,
-    killed_at_any_edge_a_capture_is_made_once_and_ends_in_the_same_bytes,
+    killed_at_any_edge_a_capture_and_a_refund_are_made_once_and_end_in_the_same_bytes,
     killed_at_any_edge_a_payment_at_a_bank_that_forgets_is_made_once_or_unknown,
     a_worker_goes_on_with_a_payment_that_no_client_comes_back_for,
     killed_under_load_every_payment_is_made_once,
@@ -50,22 +50,29 @@ async fn killed_at_any_edge_a_payment_is_made_once_and_ends_in_the_same_bytes(st
     assert!(EDGES.iter().all(|edge| world.times("payment.created", edge) == 1));
 }
 
-async fn killed_at_any_edge_a_capture_is_made_once_and_ends_in_the_same_bytes(store: Store) {
+async fn killed_at_any_edge_a_capture_and_a_refund_are_made_once_and_end_in_the_same_bytes(
+    store: Store,
+) {
     let world = World::new(store, Memory::Remembers);
-    for edge in ["in_first_phase", "after_first_phase", "after_bank", "in_complete"] {
-        let path = {
-            let node = world.node();
-            format!("/payments/{}/capture", world.pay(&node, edge).await.id())
-        };
-        let node = world.node_dying_at(edge);
-        let key = format!("key-of-the-capture-{edge}");
-        let captured = world.settle(&node, &path, &key, &json!({})).await;
-        assert!(world.died_at(edge), "{edge}");
-        assert_eq!((captured.status, captured.json()["state"].as_str()), (200, Some("captured")));
-        let again = world.settle(&node, &path, &key, &json!({})).await;
-        assert_eq!(again.bytes(), captured.bytes(), "{edge}");
-        assert_eq!(world.times("captures", edge), 1, "{edge}");
-        assert_eq!(world.payments().await[edge], ["captured"]);
+    let mut paths = Vec::new();
+    {
+        let node = world.node();
+        for edge in EDGES {
+            paths.push(format!("/payments/{}", world.pay(&node, edge).await.id()));
+        }
+    }
+    for (edge, path) in EDGES.into_iter().zip(paths) {
+        for (step, state) in [("capture", "captured"), ("refund", "refunded")] {
+            let node = world.node_dying_at(edge);
+            let (path, key) = (format!("{path}/{step}"), format!("key-of-the-{step}-{edge}"));
+            let done = world.settle(&node, &path, &key, &json!({})).await;
+            assert!(world.died_at(edge), "{step} {edge}");
+            assert_eq!((done.status, done.json()["state"].as_str()), (200, Some(state)));
+            let again = world.settle(&node, &path, &key, &json!({})).await;
+            assert_eq!(again.bytes(), done.bytes(), "{step} {edge}");
+            assert_eq!(world.times(&format!("{step}s"), edge), 1, "{step} {edge}");
+            assert_eq!(world.payments().await[edge], [state], "{step} {edge}");
+        }
     }
 }
 
