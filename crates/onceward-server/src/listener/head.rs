@@ -1,7 +1,10 @@
 //! Heads that are too large, or that two readers could understand differently, are refused before
 //! anybody reads them.
 
-use http::{Method, Request, StatusCode, Version, header::HOST};
+use http::{
+    HeaderName, HeaderValue, Method, Request, StatusCode, Version,
+    header::{CONTENT_LENGTH, HOST},
+};
 
 use crate::config::Limits;
 
@@ -25,21 +28,24 @@ fn is_misspelt(method: &Method) -> bool {
 }
 
 /// Whether it is clear which host is meant (RFC 9112, 3.2; RFC 9113, 8.3.1): one `Host` line, none
-/// before HTTP/1.1, and in HTTP/2 the same as in the address.
+/// before HTTP/1.1, and in HTTP/2 the same as in the address, without a user in any of them. And how
+/// long the body is: HTTP/2 may say it twice alike, and each would be a line of its own for upstream.
 fn is_clear<B>(request: &Request<B>) -> bool {
-    let mut hosts = request.headers().get_all(HOST).iter();
-    let (first, second) = (hosts.next(), hosts.next());
-    if second.is_some() {
+    let has_more_than_one =
+        |name: HeaderName| request.headers().get_all(name).iter().nth(1).is_some();
+    if has_more_than_one(HOST) || has_more_than_one(CONTENT_LENGTH) {
         return false;
     }
-    match (request.version(), first) {
+    let host = request.headers().get(HOST).map(HeaderValue::as_bytes);
+    let named = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    if [host, named].into_iter().flatten().any(|host| host.contains(&b'@')) {
+        return false;
+    }
+    match (request.version(), host) {
         (Version::HTTP_09 | Version::HTTP_10, _) => true,
-        (Version::HTTP_11, first) => first.is_some(),
-        (_, None) => request.uri().authority().is_some(),
-        (_, Some(host)) => {
-            let named = request.uri().authority().map(|authority| authority.as_str().as_bytes());
-            named.is_none_or(|named| named.eq_ignore_ascii_case(host.as_bytes()))
-        }
+        (Version::HTTP_11, host) => host.is_some(),
+        (_, None) => named.is_some(),
+        (_, Some(host)) => named.is_none_or(|named| named.eq_ignore_ascii_case(host)),
     }
 }
 
@@ -62,6 +68,28 @@ mod tests {
         assert!(!clear(Version::HTTP_11, "/", &[]));
         assert!(clear(Version::HTTP_10, "/", &[]));
         assert!(!clear(Version::HTTP_10, "/", &["shop", "evil"]));
+    }
+
+    #[test]
+    fn a_host_has_no_user() {
+        for (uri, host) in [("http://evil@shop/", "shop"), ("/", "evil@shop"), ("/", "a:b@shop")] {
+            assert!(!clear(Version::HTTP_11, uri, &[host]), "{uri} {host}");
+        }
+        assert!(!clear(Version::HTTP_2, "https://evil@shop/", &[]));
+        assert!(clear(Version::HTTP_11, "/a@b", &["shop"]));
+    }
+
+    #[test]
+    fn a_length_is_said_once() {
+        let with = |lengths: &[&str]| {
+            let mut request = Request::post("/").header(HOST, "shop");
+            for length in lengths {
+                request = request.header(CONTENT_LENGTH, *length);
+            }
+            is_clear(&request.body(()).expect("valid"))
+        };
+        assert!(with(&[]) && with(&["2"]));
+        assert!(!with(&["2", "2"]) && !with(&["2", "9"]));
     }
 
     #[test]

@@ -5,10 +5,13 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::support::{
-    Gateway, Upstream, eventually,
-    frames::{CANCEL, Frames, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM},
-    post,
+use crate::{
+    support::{
+        Gateway, Upstream, eventually,
+        frames::{CANCEL, Frames, INTERNAL_ERROR, NO_ERROR, REFUSED_STREAM},
+        post,
+    },
+    upstream_faults::TOO_LONG,
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -117,4 +120,28 @@ fn requests_share_a_connection_and_a_closed_one_is_replaced() {
         }
     }
     assert_eq!(connections.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn a_shared_connection_that_was_idle_for_two_seconds_is_not_used_again() {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let opened = Arc::clone(&connections);
+    let upstream = Upstream::of_connections(move |_, stream| {
+        opened.fetch_add(1, Ordering::SeqCst);
+        let Ok(mut frames) = Frames::serve(stream) else { return };
+        while let Ok(stream) = frames.read_request() {
+            frames.answer(stream).expect("written");
+        }
+    });
+    let gateway = Gateway::with(upstream.address, HTTP2);
+    let mut opened_by_then = Vec::new();
+    for number in 0..4 {
+        let answer = post(gateway.address, &format!("order-000000000000000{number}"), "{}", &[]);
+        assert_eq!(answer.status, 200);
+        opened_by_then.push(connections.load(Ordering::SeqCst));
+        if number == 1 {
+            std::thread::sleep(TOO_LONG);
+        }
+    }
+    assert_eq!(opened_by_then, [1, 1, 2, 2]);
 }

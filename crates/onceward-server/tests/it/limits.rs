@@ -285,6 +285,56 @@ fn memory_stays_bounded_under_many_large_and_broken_bodies() {
 }
 
 #[test]
+fn memory_stays_bounded_in_a_storm_and_comes_back_after_it() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let limits = "[limits]\nbuffered_bytes = 8388608\nconnections = 1000\n";
+    let gateway = Gateway::with(upstream.address, limits);
+    let to = gateway.address;
+    assert_eq!(send(to, GET).expect("answer").status, 200);
+    let before = gateway.memory_now();
+    let open = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(to).expect("connected");
+        stream.set_nonblocking(true).expect("set");
+        // Whatever the gateway takes of it.
+        let _ = stream.write_all(bytes);
+        stream
+    };
+    let start = "GET / HTTP/1.1\r\nHost: x\r\n";
+    let chunked = "POST /charges HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n";
+    let lines: String = (0..10_000).map(|number| format!("X-{number}: 1\r\n")).collect();
+    let storm = [
+        // Heads that never end, each as large as one may be.
+        (300, format!("{start}X-A: {}", "a".repeat(60_000))),
+        (100, format!("{start}{lines}")),
+        // Sizes of chunks, extensions and trailers that never end.
+        (50, format!("{chunked}Idempotency-Key: {KEY}\r\n\r\n1;{}", "e".repeat(500_000))),
+        (50, format!("{chunked}Idempotency-Key: {KEY}\r\n\r\n0\r\nX: {}", "t".repeat(500_000))),
+        // Far more requests than anybody reads the answers of.
+        (50, format!("{start}\r\n").repeat(5_000)),
+        (50, request(to, KEY, "{}", &[]).repeat(2_000)),
+    ];
+    let mut all: Vec<TcpStream> = Vec::new();
+    for (count, bytes) in &storm {
+        all.extend((0..*count).map(|_| open(bytes.as_bytes())));
+    }
+    // It still works, and what it takes is read while all of them are there.
+    assert_eq!(post(to, "order-0000000000000002", "{}", &[]).status, 200);
+    let during = gateway.memory_now();
+    drop(all);
+    eventually("room for all again", || {
+        let places: Vec<_> = (0..900).map(|_| Connection::open(to).ok()).collect();
+        let mut last = places.into_iter().next_back()??;
+        last.write(GET.as_bytes()).ok()?;
+        last.read_answer().ok().filter(|answer| answer.status == 200)
+    });
+    let (after, peak) = (gateway.memory_now(), gateway.memory_peak());
+    println!("KiB before {before}, during {during}, after {after}, at most {peak}");
+    // 600 connections with a head of 64 KiB each are 37.5 MiB.
+    assert!(peak < before + (96 << 10), "before {before} KiB, at most {peak} KiB");
+    assert!(after < before + (64 << 10), "before {before} KiB, after {after} KiB");
+}
+
+#[test]
 fn a_client_that_resets_streams_as_fast_as_it_can_is_sent_away() {
     let upstream = Upstream::start(|_, _| ok("done"));
     let gateway = Gateway::before(upstream.address);

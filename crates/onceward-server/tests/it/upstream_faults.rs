@@ -13,6 +13,7 @@ use std::{
 
 use crate::support::{
     Act, Gate, Gateway, Home, Upstream, eventually, nowhere, ok, on_each_store, post, response,
+    send,
     tls::{self, Authority},
 };
 
@@ -248,6 +249,26 @@ fn a_kept_alive_connection_is_used_again() {
     }
     let connections: Vec<usize> = upstream.seen().iter().map(|seen| seen.connection).collect();
     assert_eq!(connections, [0, 0]);
+}
+
+/// Longer than a connection is kept for the next request, and shorter than upstreams keep theirs. It has
+/// to pass: clocks of another process cannot be set.
+pub(crate) const TOO_LONG: Duration = Duration::from_millis(2_200);
+
+#[test]
+fn a_kept_alive_connection_that_was_idle_for_two_seconds_is_not_used_again() {
+    let upstream = Upstream::start(|_, _| ok("done"));
+    let gateway = Gateway::before(upstream.address);
+    let get = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    for round in 0..2 {
+        let key = format!("order-{round:016}");
+        assert_eq!(post(gateway.address, &key, "{}", &[]).status, 200);
+        assert_eq!(send(gateway.address, get).expect("an answer").status, 200);
+        std::thread::sleep(TOO_LONG);
+    }
+    // Upstream has closed none of them, and would take more on each.
+    let connections: Vec<usize> = upstream.seen().iter().map(|seen| seen.connection).collect();
+    assert_eq!(connections, [0, 0, 1, 1]);
 }
 
 #[test]

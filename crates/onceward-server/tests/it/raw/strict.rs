@@ -54,6 +54,11 @@ impl Strict {
         self.book.lock().expect("lock").requests.clone()
     }
 
+    /// What was seen and found so far.
+    pub(super) fn forget(&self) {
+        *self.book.lock().expect("lock") = Book::default();
+    }
+
     pub(super) fn findings(&self) -> Vec<String> {
         self.book.lock().expect("lock").findings.clone()
     }

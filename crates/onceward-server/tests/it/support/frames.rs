@@ -129,3 +129,29 @@ pub(crate) fn get(scheme: &str, host: &str) -> Vec<u8> {
     let length = u8::try_from(host.len()).expect("a short name");
     [&[0x82, scheme, 0x84, 0x41, length], host.as_bytes()].concat()
 }
+
+/// The head of a request with these fields, as they are and in this order: literals that are not
+/// indexed, without Huffman's code (RFC 7541, 6.2.2).
+pub(crate) fn head(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut head = Vec::new();
+    for (name, value) in fields {
+        head.push(0);
+        for text in [name, value] {
+            length(&mut head, text.len());
+            head.extend(text.bytes());
+        }
+    }
+    head
+}
+
+/// A length in seven bits, and in more bytes if need be (RFC 7541, 5.1).
+fn length(head: &mut Vec<u8>, length: usize) {
+    let byte = |number: usize| u8::try_from(number).expect("less than 256");
+    let Some(mut rest) = length.checked_sub(127) else { return head.push(byte(length)) };
+    head.push(127);
+    while rest > 127 {
+        head.push(byte(rest % 128) | 128);
+        rest /= 128;
+    }
+    head.push(byte(rest));
+}

@@ -1,4 +1,7 @@
-use std::sync::{Arc, Condvar, Mutex};
+use std::{
+    sync::{Arc, Condvar, Mutex},
+    time::Duration,
+};
 
 use super::LONGEST;
 
@@ -13,16 +16,16 @@ struct State {
 }
 
 impl Gate {
-    /// Waits here until the gate is open.
+    /// Waits here until the gate is open, which may be after all that a test does.
     pub(crate) fn pass(&self) {
         self.0.0.lock().expect("lock").waiting += 1;
         self.0.1.notify_all();
-        self.until(|state| state.open);
+        self.until(LONGEST * 5, |state| state.open);
     }
 
     /// Waits until that many have come to the gate.
     pub(crate) fn reached_by(&self, count: usize) {
-        self.until(|state| state.waiting >= count);
+        self.until(LONGEST, |state| state.waiting >= count);
     }
 
     pub(crate) fn open(&self) {
@@ -30,9 +33,9 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    fn until(&self, condition: impl Fn(&State) -> bool) {
+    fn until(&self, at_most: Duration, condition: impl Fn(&State) -> bool) {
         let state = self.0.0.lock().expect("lock");
-        let waited = self.0.1.wait_timeout_while(state, LONGEST, |state| !condition(state));
+        let waited = self.0.1.wait_timeout_while(state, at_most, |state| !condition(state));
         assert!(!waited.expect("lock").1.timed_out(), "nobody came in time");
     }
 }

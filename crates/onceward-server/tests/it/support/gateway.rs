@@ -133,11 +133,20 @@ impl Gateway {
 
     /// The most memory that the process has had so far, in KiB.
     pub(crate) fn memory_peak(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    /// The memory that the process has now, in KiB.
+    pub(crate) fn memory_now(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    fn memory(&self, line: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("a process");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let peak = peak.and_then(|peak| peak.trim().strip_suffix(" kB")).map(str::trim);
-        peak.and_then(|peak| peak.parse().ok()).expect("a number of KiB")
+        let memory = status.lines().find_map(|given| given.strip_prefix(line));
+        let memory = memory.and_then(|memory| memory.trim().strip_suffix(" kB")).map(str::trim);
+        memory.and_then(|memory| memory.parse().ok()).expect("a number of KiB")
     }
 
     pub(crate) fn exit_status(&mut self) -> ExitStatus {

@@ -1,6 +1,6 @@
 use std::{path::Path, process::Command};
 
-use onceward_testbed::{Database, Postgres};
+use onceward_testbed::{CutProxy, Database, Postgres};
 use tempfile::TempDir;
 
 use super::{ALICE, Gateway, Upstream};
@@ -42,6 +42,14 @@ impl Home {
     /// For whoever looks at the tables.
     pub(crate) fn database(&self) -> Option<&Database<'static>> {
         self.database.as_ref()
+    }
+
+    /// What leads to its server, and where the store is through it.
+    pub(crate) fn through_a_proxy(&self) -> (CutProxy, String) {
+        let server = Postgres::shared().address();
+        let proxy = CutProxy::start(server);
+        let url = self.url.replace(&server.to_string(), &proxy.address().to_string());
+        (proxy, url)
     }
 
     /// These settings, with this store and with an operator.
