@@ -20,6 +20,16 @@ fn nothing_acknowledged_is_lost_and_nothing_runs_twice_on_the_file_store() {
 }
 
 #[test]
+fn nothing_acknowledged_is_lost_and_nothing_runs_twice_on_postgres() {
+    let rounds = number_from("ONCEWARD_TORTURE_ROUNDS").unwrap_or(20);
+    let rounds = usize::try_from(rounds).expect("a number of rounds");
+    let database = Postgres::shared().create_database();
+    let report = tortured(&Plan { store: Store::At(database.url()), ..plan(rounds) });
+    report.verdict().expect("no violation");
+    assert_eq!(report.counts.lacks(rounds), Vec::<String>::new(), "too little happened");
+}
+
+#[test]
 fn killed_at_each_edge_two_gateways_on_one_file_lose_nothing_and_repeat_nothing() {
     killed_at_each_edge(Store::File);
 }
@@ -72,6 +82,19 @@ fn killed_so_often_at_each_edge(store: Store, per_edge: usize) {
     let report = tortured(&Plan { store, ..plan });
     report.verdict().expect("no violation");
     assert_eq!(report.counts.lacks_kills(per_edge), Vec::<String>::new(), "too little happened");
+}
+
+#[test]
+fn a_postgres_that_is_killed_under_load_loses_nothing_and_nothing_runs_twice() {
+    let server = Postgres::start();
+    let url = server.url("postgres");
+    let server = Mutex::new(server);
+    let crash = move || {
+        let mut server = server.lock().expect("lock");
+        server.kill_9();
+        server.start_again();
+    };
+    killed_under_load(url, Crash::by(crash), false).verdict().expect("no violation");
 }
 
 #[test]
