@@ -1,13 +1,16 @@
 //! The OpenAPI document is the truth: all of it answers, and whatever is sent, every answer is one
 //! that it tells of.
 
+use std::collections::BTreeMap;
+
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 use serde_json::{Map, Value, json};
 
 use crate::{
     messages::{Home, letter},
     support::{
-        ALICE, Act, Answer, Gate, Gateway, Upstream, admin, document, post, response, violation,
+        ALICE, Act, Answer, Gate, Gateway, TOKEN, Upstream, admin, document, post, raw, response,
+        violation,
     },
 };
 
@@ -33,7 +36,7 @@ fn endpoints(openapi: &Value) -> Vec<Endpoint> {
 }
 
 /// A gateway with a record in each of a few states, and with messages.
-fn populated() -> (Upstream, Gateway, Home, Vec<String>) {
+fn populated() -> (Upstream, Gateway, Home, Vec<Value>) {
     let upstream = Upstream::start(|_, seen| match &seen.body[..] {
         b"\"vanish\"" => Act::SendAndClose(Vec::new(), Gate::default()),
         _ => Act::Send(response(201, "", "done")),
@@ -47,9 +50,29 @@ fn populated() -> (Upstream, Gateway, Home, Vec<String>) {
         post(gateway.address, &format!("order-{number:016}"), body, &[]);
     }
     let page = document(&admin(&gateway, "GET", "/api/v1/keys", None));
-    let ids = page["records"].as_array().expect("records").iter();
-    let ids = ids.map(|record| record["id"].as_str().expect("an id").to_owned()).collect();
-    (upstream, gateway, home, ids)
+    let records = page["records"].as_array().expect("records").clone();
+    (upstream, gateway, home, records)
+}
+
+fn id_of(record: &Value) -> &str {
+    record["id"].as_str().expect("an id")
+}
+
+impl Endpoint {
+    /// Where it is, about something that is there.
+    fn path_to(&self, record: &Value) -> String {
+        let id = if self.path.contains("/messages/") { "1" } else { id_of(record) };
+        self.path.replace("{id}", id)
+    }
+
+    fn parameters(&self) -> Vec<&Value> {
+        let known = self.operation["parameters"].as_array().into_iter().flatten();
+        known.filter(|parameter| parameter["in"] == "query").collect()
+    }
+
+    fn takes_a_body(&self) -> bool {
+        self.operation.get("requestBody").is_some()
+    }
 }
 
 /// Whether the document tells of this answer.
@@ -73,15 +96,14 @@ fn judge(openapi: &Value, endpoint: &Endpoint, answer: &Answer, sent: &str) {
 
 #[test]
 fn every_path_and_method_of_the_document_answers_as_it_says() {
-    let (_upstream, gateway, _home, ids) = populated();
+    let (_upstream, gateway, _home, records) = populated();
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     assert_eq!(openapi["openapi"], "3.1.0");
     let endpoints = endpoints(&openapi);
     assert_eq!(endpoints.len(), 21);
     for endpoint in &endpoints {
-        let id = if endpoint.path.contains("/messages/") { "1" } else { &*ids[0] };
-        let path = endpoint.path.replace("{id}", id);
-        let body = endpoint.operation.get("requestBody").map(|_| json!({}));
+        let path = endpoint.path_to(&records[0]);
+        let body = endpoint.takes_a_body().then(|| json!({}));
         let answer = admin(&gateway, &endpoint.method, &path, body.as_ref());
         let expected = if body.is_some() { 400 } else { 200 };
         assert_eq!(answer.status, expected, "{} {path}: {}", endpoint.method, answer.text());
@@ -101,26 +123,35 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
     };
     println!("ONCEWARD_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let (_upstream, gateway, _home, ids) = populated();
+    let (_upstream, gateway, _home, records) = populated();
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     let endpoints = endpoints(&openapi);
-    let mut statuses = std::collections::BTreeMap::<u16, u32>::new();
+    let mut statuses = BTreeMap::<u16, u32>::new();
     for _ in 0..1500 {
         let endpoint = endpoints.choose(&mut random).expect("endpoints");
+        let record = records.choose(&mut random).expect("records");
         let id = match random.random_range(0..4) {
             0 => word(&mut random),
             _ if endpoint.path.contains("/messages/") => {
                 random.random_range(1..=MESSAGES + 1).to_string()
             }
-            _ => ids.choose(&mut random).expect("ids").clone(),
+            _ => id_of(record).to_owned(),
         };
         let mut path = endpoint.path.replace("{id}", &encoded(&id));
-        let query = query(&mut random, &endpoint.operation);
+        let query = query(&mut random, endpoint);
         if !query.is_empty() {
             path = format!("{path}?{query}");
         }
         let schema = &endpoint.operation["requestBody"]["content"]["application/json"]["schema"];
-        let body = schema.is_object().then(|| made(&mut random, &openapi, schema));
+        let mut body = schema.is_object().then(|| made(&mut random, &openapi, schema));
+        // Mostly it is about the record as it was at first.
+        for part in ["generation", "fence"] {
+            if let Some(said) = body.as_mut().and_then(|body| body.get_mut(part))
+                && random.random_range(0..8) > 0
+            {
+                *said = record[part].clone();
+            }
+        }
         let answer = admin(&gateway, &endpoint.method, &path, body.as_ref());
         let sent = format!("{} {path} {body:?}", endpoint.method);
         judge(&openapi, endpoint, &answer, &sent);
@@ -130,6 +161,107 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
     for status in [200, 400, 404, 409] {
         assert!(statuses.get(&status).is_some_and(|count| *count > 5), "{statuses:?}");
     }
+}
+
+/// No body is larger.
+const BODY_MAX: usize = 2 << 20;
+
+#[test]
+fn what_an_operation_does_not_take_is_refused_as_the_document_says() {
+    let (_upstream, gateway, _home, records) = populated();
+    let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
+    let token = format!("Authorization: Bearer {TOKEN}\r\n");
+    for endpoint in &endpoints(&openapi) {
+        let path = endpoint.path_to(&records[0]);
+        let ask = |method: &str, path: &str, headers: &str, body: &[u8]| {
+            let answer = raw(&gateway, method, path, headers, body);
+            let begun = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
+            judge(&openapi, endpoint, &answer, &format!("{method} {path} {begun:?}"));
+            answer.status
+        };
+        let own = &*endpoint.method;
+        for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "FOO"] {
+            if openapi["paths"][&endpoint.path][method.to_lowercase()].is_null() {
+                assert_eq!(ask(method, &path, &token, b""), 405, "{method} {path}");
+            }
+        }
+        for (headers, expected) in [
+            (String::new(), 401),
+            ("Authorization: Bearer somebody\r\n".to_owned(), 401),
+            ("Authorization: Basic YTpi\r\n".to_owned(), 401),
+            (format!("{token}Host: evil.example\r\n"), 403),
+            (format!("{token}Origin: http://evil.example\r\n"), 403),
+            (format!("{token}Sec-Fetch-Site: cross-site\r\n"), 403),
+        ] {
+            assert_eq!(ask(own, &path, &headers, b""), expected, "{own} {path} {headers}");
+        }
+        assert_eq!(ask(own, &format!("{path}?no_such=1"), &token, b""), 400, "{path}");
+        refuse_values(endpoint, &|query| ask(own, &format!("{path}?{query}"), &token, b""));
+        if endpoint.takes_a_body() {
+            refuse_bodies(&|kind, body| ask(own, &path, &format!("{token}{kind}"), body));
+        }
+    }
+}
+
+/// Whatever a parameter holds, it is taken or refused. That it is said twice is refused.
+fn refuse_values(endpoint: &Endpoint, ask: &impl Fn(&str) -> u16) {
+    for parameter in endpoint.parameters() {
+        let name = parameter["name"].as_str().expect("a name");
+        for value in [
+            "",
+            "-1",
+            "0",
+            "1e3",
+            "18446744073709551616",
+            "%00",
+            "%ff",
+            "%zz",
+            "%",
+            "%F0%9F%92%A9",
+            "%E2%80%AE",
+            "%0d%0aX:%201",
+            &"9".repeat(2_000),
+        ] {
+            assert!(matches!(ask(&format!("{name}={value}")), 200 | 400 | 404), "{name}={value}");
+        }
+        assert_eq!(ask(&format!("{name}=1&{name}=1")), 400, "{name}");
+    }
+}
+
+/// None of these is a document that an operation takes.
+fn refuse_bodies(ask: &impl Fn(&str, &[u8]) -> u16) {
+    let json = "Content-Type: application/json\r\n";
+    for kind in ["", "Content-Type: text/plain\r\n", "Content-Type: application/json-seq\r\n"] {
+        assert_eq!(ask(kind, b"{}"), 415, "{kind}");
+    }
+    let deep = [vec![b'['; 50_000], vec![b']'; 50_000]].concat();
+    let in_a_member = [&b"{\"reason\":"[..], &deep, b"}"].concat();
+    for body in [
+        &b""[..],
+        b" ",
+        b"{",
+        b"{}{}",
+        b"[]",
+        b"[{}]",
+        b"1",
+        b"-0.5e400",
+        b"\"reason\"",
+        b"null",
+        b"true",
+        b"NaN",
+        b"{\"reason\":\"\xff\"}",
+        b"{\"reason\":\"\\ud800\"}",
+        b"{\"reason\":1}",
+        b"{\"reason\":null}",
+        b"\xef\xbb\xbf{}",
+        b"\0",
+        &deep,
+        &in_a_member,
+    ] {
+        let begun = String::from_utf8_lossy(&body[..body.len().min(40)]);
+        assert_eq!(ask(json, body), 400, "{begun}");
+    }
+    assert_eq!(ask(json, &vec![b' '; BODY_MAX + 1]), 413);
 }
 
 /// Texts that programs stumble over, and some that fit.
@@ -176,11 +308,9 @@ fn encoded(text: &str) -> String {
         .collect()
 }
 
-fn query(random: &mut StdRng, operation: &Value) -> String {
-    let known = operation["parameters"].as_array().into_iter().flatten();
-    let known: Vec<&Value> = known.filter(|parameter| parameter["in"] == "query").collect();
+fn query(random: &mut StdRng, endpoint: &Endpoint) -> String {
     let mut pairs = Vec::new();
-    for parameter in known {
+    for parameter in endpoint.parameters() {
         if random.random_range(0..6) > 0 {
             continue;
         }
