@@ -85,10 +85,13 @@ CREATE TABLE onceward_requests (
 ) STRICT;
 
 -- Both go in the very statement in which their record comes to rest, whoever makes it: a generation
--- never sees what an earlier one left.
+-- never sees what an earlier one left. The first attempt of anything else than phased or accepted work
+-- has neither, and is not asked for them.
 CREATE TRIGGER onceward_records_at_rest AFTER UPDATE OF state ON onceward_records
 WHEN OLD.state IN ('pending', 'in_progress', 'unknown')
     AND NEW.state IN ('completed', 'failed_retryable', 'expired')
+    AND (OLD.attempts > 1 OR OLD.effects = 'phased' OR OLD.queued_until IS NOT NULL
+         OR OLD.recovery_point IS NOT NULL OR OLD.open_effect IS NOT NULL)
 BEGIN
     DELETE FROM onceward_steps WHERE scope = NEW.scope AND key = NEW.key;
     DELETE FROM onceward_requests WHERE scope = NEW.scope AND key = NEW.key;

@@ -74,6 +74,28 @@ async fn rows_beside_a_record_go_with_the_call_that_brings_it_to_rest() {
 }
 
 #[tokio::test]
+async fn what_a_phased_attempt_left_goes_with_a_later_one_that_is_not_phased_any_more() {
+    let directory = directory();
+    let path = directory.path().join("store.db");
+    let clock = ManualClock::default();
+    let options = SqliteOptions::new(&path).clock(Arc::new(clock.clone()));
+    let store = SqliteStore::open(options).await.expect("a store");
+    let first = phased("order-1");
+    let _ = granted(&store, &first).await;
+    assert_eq!(rows(&path).await, (0, 1), "its request");
+    // Its route was declared anew since, and it vanished before its first step.
+    clock.advance(Duration::from_secs(60));
+    let again = Ask { attempt: AttemptId::random(), effects: Effects::None, ..first };
+    let lease = granted(&store, &again).await;
+    let record = store.load(&lease.id).await.expect("an answer").expect("a record");
+    assert_eq!((record.effects, record.attempts), (Effects::None, 2));
+    assert_eq!(rows(&path).await, (0, 1), "still there");
+    let written = store.write(&lease, Write::Complete(reply(b"paid"))).await.expect("an answer");
+    assert_eq!(written, Written::Applied);
+    assert_eq!(rows(&path).await, (0, 0));
+}
+
+#[tokio::test]
 async fn what_comes_and_goes_within_one_batch_leaves_nothing_beside_it() {
     let directory = directory();
     let path = directory.path().join("store.db");

@@ -286,6 +286,8 @@ pub(super) async fn connect(
         .pragma("temp_store", "MEMORY")
         .busy_timeout(BUSY_TIMEOUT)
         .foreign_keys(true)
+        // Those of a batch are prepared once for each size.
+        .statement_cache_capacity(200)
         .disable_statement_logging();
     let mut connection = connect.connect().await?;
     if let Some(bytes_max) = options.bytes_max {

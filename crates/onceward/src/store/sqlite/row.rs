@@ -1,5 +1,7 @@
 //! How SQLite holds the columns of records.
 
+use std::sync::Arc;
+
 use sqlx::{
     Decode, Row as _, Sqlite, Type,
     query::Query,
@@ -75,6 +77,31 @@ where
 {
     row.try_get(column).ok()
 }
+
+pub(super) const RESERVED_COLUMN_COUNT: usize = 16;
+
+/// A record at its first attempt: what it does not have in common with all others.
+pub(super) fn bind_reserved<'q>(values: Bound<'q>, record: &Record) -> Bound<'q> {
+    bind_id(values, &record.id)
+        .integer(i64::from(record.fingerprint.recipe()))
+        .bytes(record.fingerprint.digest())
+        .bytes(record.attempt.as_bytes())
+        .integer(record.fence.number())
+        .bind(record.effects.name())
+        .bind(Arc::clone(&record.route))
+        .bind(Arc::clone(&record.method))
+        .bind(Arc::clone(&record.path))
+        .integer(record.created_at.as_micros())
+        .integer(record.lease_until.as_micros())
+        .integer(micros(record.max_execution))
+        .integer(record.expires_at.as_micros())
+        .integer(micros(record.retention))
+        .integer(record.purge_at().as_micros())
+}
+
+type Bound<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+pub(super) const COMPLETED_COLUMN_COUNT: usize = 14;
 
 /// The address of a record in progress, and what changes of it when it is completed.
 pub(super) fn bind_completed<V: Values>(values: V, record: &Record) -> V {

@@ -2,7 +2,10 @@
 
 use std::sync::LazyLock;
 
-use super::row::{listed_columns, plain_columns, record_columns, rest_columns};
+use super::{
+    row::{listed_columns, plain_columns, record_columns, rest_columns},
+    writer::BATCH_MAX,
+};
 
 /// Loads what is asked for in one trip. CROSS JOIN keeps the order: one index lookup for each name.
 pub(super) const LOAD: &str = concat!(
@@ -80,6 +83,8 @@ macro_rules! row {
 /// What SQLite calls the state of the file. Another number means that another connection committed.
 pub(super) const DATA_VERSION: &str = "PRAGMA data_version";
 pub(super) const BEGIN_AND_DATA_VERSION: &str = "BEGIN IMMEDIATE; PRAGMA data_version";
+pub(super) static BEGIN_AND_LOAD: LazyLock<String> =
+    LazyLock::new(|| format!("{BEGIN_AND_DATA_VERSION}; {LOAD}"));
 
 /// So many rows are written by one statement at most.
 pub(super) const ROWS_MAX: usize = 64;
@@ -111,21 +116,80 @@ pub(super) static PUTS: Sized = LazyLock::new(|| {
     )
 });
 
+/// Inserts records that were absent and are at their first attempt: what all of those have in common is
+/// not bound. In the order of `bind_reserved`.
+const RESERVES: [&str; 3] = [
+    "INSERT INTO onceward_records (scope, key, recipe, fingerprint, generation, state, attempt, \
+     fence, attempts, effects, route, method, path, created_at, started_at, lease_until, \
+     max_execution, expires_at, retention, purge_at, void) \
+     SELECT column1, column2, column3, column4, 1, 'in_progress', column5, column6, 1, column7, \
+     column8, column9, column10, column11, column11, column12, column13, column14, column15, \
+     column16, 0 FROM (VALUES ",
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    ") WHERE column1 IS NOT NULL",
+];
+
 /// Completes records that are in progress. Each is looked up by its key, and by nothing else: the
 /// planner must not come to read the table for it.
-pub(super) static COMPLETES: Sized = LazyLock::new(|| {
-    sized(
-        "UPDATE onceward_records SET state = 'completed', \
+const COMPLETES: [&str; 3] = [
+    "UPDATE onceward_records SET state = 'completed', \
          finished_at = column5, expires_at = column6, purge_at = column7, \
          reply_status = column8, reply_headers = column9, reply_schema = column10, \
          reply_encoding = column11, reply_length = column12, reply_body = column13, \
          reply_digest = column14 FROM (VALUES ",
-        "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        ") WHERE record_id = (SELECT it.record_id FROM onceward_records AS it \
+    "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    ") WHERE record_id = (SELECT it.record_id FROM onceward_records AS it \
          WHERE it.scope = column1 AND it.key = column2) \
          AND fence = column3 AND attempt = column4 AND +state = 'in_progress'",
-    )
-});
+];
+
+/// Whether the statement before has changed as many rows as it was to change; fails if not, by the only
+/// number that has no opposite.
+const ALL_CHANGED: &str = "SELECT CASE WHEN changes() <> ? THEN abs(-9223372036854775807 - 1) END";
+
+/// How many rows the statements of [`most_writes`] have room for: a batch has no more steps.
+const SIZES: [usize; 7] = [0, 1, 4, 16, 32, 64, BATCH_MAX];
+
+/// What most batches write, as one message: so many records that are reserved, and so many that are
+/// completed. With the number of its statements.
+pub(super) fn most_writes(reserved: usize, completed: usize) -> &'static MostWrites {
+    static ALL: LazyLock<Vec<MostWrites>> = LazyLock::new(|| {
+        let sizes = SIZES.iter().flat_map(|reserved| SIZES.map(|completed| (*reserved, completed)));
+        sizes.map(|(reserved, completed)| MostWrites::new(reserved, completed)).collect()
+    });
+    let place =
+        |rows: usize| SIZES.iter().position(|size| *size >= rows).unwrap_or(SIZES.len() - 1);
+    &ALL[place(reserved) * SIZES.len() + place(completed)]
+}
+
+/// A transaction's last statements, COMMIT among them. Rows that are not given are NULL, and nothing is
+/// done for them.
+pub(super) struct MostWrites {
+    pub(super) sql: String,
+    /// Of how many statements.
+    pub(super) statements: usize,
+    /// Its rows.
+    pub(super) reserved: usize,
+    pub(super) completed: usize,
+}
+
+impl MostWrites {
+    fn new(reserved: usize, completed: usize) -> Self {
+        let mut statements = Vec::new();
+        let of = |parts: [&str; 3], rows| {
+            [parts[0], &vec![parts[1]; rows].join(", "), parts[2]].concat()
+        };
+        if reserved > 0 {
+            statements.push(of(RESERVES, reserved));
+        }
+        if completed > 0 {
+            statements.push(of(COMPLETES, completed));
+            statements.push(ALL_CHANGED.to_owned());
+        }
+        statements.push("COMMIT".to_owned());
+        MostWrites { sql: statements.join("; "), statements: statements.len(), reserved, completed }
+    }
+}
 
 /// A record that nobody has.
 pub(super) const INSERT_IF_ABSENT: &str = concat!(
@@ -206,7 +270,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let mut options = SqliteOptions::new(directory.path().join("store.db"));
         let mut connection = open::open(&mut options).await.expect("a file");
-        for sql in PUTS.iter().chain(COMPLETES.iter()) {
+        let most = most_writes(BATCH_MAX, BATCH_MAX);
+        let most = most.sql.strip_suffix("; COMMIT").expect("the last statement").split("; ");
+        for sql in PUTS.iter().map(String::as_str).chain(most) {
             let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"));
             let plan = sqlx::raw_sql(explain).fetch_all(&mut connection).await.expect("a plan");
             let plan: Vec<String> = plan.iter().map(|step| step.get(3)).collect();

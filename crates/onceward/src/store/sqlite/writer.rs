@@ -12,14 +12,16 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     SqliteOptions, Stats,
-    changes::{Changes, Read, Select, Writes, damaged_record, ids_of, load, loaded},
+    changes::{
+        Changes, Read, Select, Writes, begin_and_load, damaged_record, ids_of, load, loaded,
+    },
     due::Reaping,
     error::{self, Moment, STORE, store_error},
     log::Log,
     open,
     recent::{Recent, bytes_of},
     row::read_audit,
-    sql::{AUDIT, BEGIN_AND_DATA_VERSION},
+    sql::AUDIT,
     statement::PendingStatement,
 };
 use crate::{
@@ -55,7 +57,7 @@ pub(super) enum Work {
 }
 
 /// A transaction takes at most this many steps, so that none of them waits for too many others.
-const BATCH_MAX: usize = 256;
+pub(super) const BATCH_MAX: usize = 256;
 
 pub(super) struct Writer {
     /// Gone after it broke; made anew at the next work.
@@ -261,9 +263,9 @@ impl Writer {
                 None => removed.push(id),
             }
         }
-        let Writes { puts, completed } = &writes;
+        let Writes { puts, reserved, completed } = &writes;
         let (buried, removed, audits) = (&[][..], &*removed, &*audits);
-        let changes = Changes { puts, completed, buried, removed, audits, beside };
+        let changes = Changes { puts, reserved, completed, buried, removed, audits, beside };
         self.write_and_commit(changes).await?;
         found.into_values().flatten().for_each(|record| self.recent.note(record));
         Ok(readable)
@@ -272,12 +274,19 @@ impl Writer {
     /// What the file holds of these: what is known here, if nobody else has written since, and what
     /// is read.
     async fn begin_and_load(&mut self, mut ids: Vec<RecordId>) -> Outcome<HashMap<RecordId, Read>> {
-        let version = self.begin_and_fetch(sqlx::query(BEGIN_AND_DATA_VERSION)).await?;
+        let unknown: Vec<_> =
+            ids.iter().filter(|id| self.recent.get(id).is_none()).cloned().collect();
+        let rows = self.begin_and_fetch(begin_and_load(&unknown)).await?;
+        let (version, rows) = rows.split_at(rows.len().min(1));
         self.recent.keep_if_of(version.first().and_then(|row| row.try_get(0).ok()));
-        let mut found = HashMap::with_capacity(ids.len());
+        let mut found = loaded(&unknown, rows);
+        // All but those that were read, unless somebody else has written.
         ids.retain(|id| match self.recent.get(id) {
-            Some(record) => found.insert(id.clone(), Ok(record.clone())).is_some(),
-            None => true,
+            Some(record) => {
+                found.insert(id.clone(), Ok(record.clone()));
+                false
+            }
+            None => unknown.binary_search(id).is_err(),
         });
         if !ids.is_empty() {
             let rows = match &mut self.connection {
@@ -301,19 +310,14 @@ impl Writer {
     }
 
     pub(super) async fn write_and_commit(&mut self, changes: Changes<'_>) -> Outcome<()> {
-        let writes = changes.puts.len() + changes.completed.len() + changes.removed.len();
+        let writes = changes.written().count() + changes.removed.len();
         changes.ids().for_each(|id| self.recent.forget(id));
         changes.written().for_each(|record| self.log.note(bytes_of(record)));
         changes.removed.iter().for_each(|_| self.log.note(0));
         let Some(connection) = &mut self.connection else {
             return Err(before(sqlx::Error::WorkerCrashed));
         };
-        if let Err(error) = changes.write(&mut *connection).await {
-            return Err(self.roll_back(before(error)).await);
-        }
-        let committed = sqlx::query("COMMIT").execute(&mut *connection).await;
-        if let Err(error) = committed {
-            let failure = Failure { error, moment: Moment::Commit };
+        if let Err(failure) = changes.write_and_commit(connection).await {
             return Err(self.roll_back(failure).await);
         }
         if writes > 0 {
