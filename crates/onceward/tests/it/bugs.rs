@@ -18,6 +18,7 @@ where
     Ran: Future<Output = ()>,
 {
     testing::run(move |clock| make(clock, None), &case);
+    can_be_made(make, bug);
     assert!(fails(make, bug, &case), "the case does not see the bug");
 }
 
@@ -32,7 +33,17 @@ pub(crate) fn found_in_a_race_by<B, Made, Ran>(
     Ran: Future<Output = ()>,
 {
     testing::run(move |clock| make(clock, None), &case);
+    can_be_made(make, bug);
     assert!((0..20).any(|_| fails(make, bug, &case)), "the case never sees the bug");
+}
+
+/// A bug that cannot be put in is not one that was found.
+fn can_be_made<B, Made>(make: Make<B, Made>, bug: B)
+where
+    B: Copy + 'static,
+    Made: Future<Output: Into<Fresh>> + 'static,
+{
+    testing::run(move |clock| make(clock, Some(bug)), |_| async {});
 }
 
 fn fails<B, Made, Ran>(make: Make<B, Made>, bug: B, case: &impl Fn(Harness) -> Ran) -> bool

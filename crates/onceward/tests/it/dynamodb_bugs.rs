@@ -25,7 +25,7 @@ const NO_OLD_ITEM: Bug = (
     "\"ReturnValuesOnConditionCheckFailure\":\"ALL_OLD\"",
     "\"ReturnValuesOnConditionCheckFailure\":\"NONE\"   ",
 );
-const SHORTENS: Bug = ("#lease_until <= :v", "#lease_until <>:v");
+const SHORTENS: Bug = ("#lease_until <= :v", "#lease_until <> :v");
 
 /// A store with a bug.
 async fn broken(clock: ManualClock, bug: Option<Bug>) -> Fresh {

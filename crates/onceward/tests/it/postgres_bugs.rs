@@ -52,8 +52,8 @@ const SWEEPS_LIVE_LEASES: Bug = Bug::In(
     "sweep",
     &[
         ("l.check_at <= t", "true"),
-        ("AND r.lease_until <= t\n                  AND (NOT", "AND (NOT"),
-        ("\n              AND r.lease_until <= t", ""),
+        ("AND r.lease_until <= t\n              AND (NOT", "AND (NOT"),
+        ("\n          AND r.lease_until <= t", ""),
     ],
 );
 const SWEEPS_EVERYTHING_TO_RETRYABLE: Bug = Bug::In(
@@ -67,10 +67,8 @@ const REAPS_WHAT_IS_NOT_TERMINAL: Bug = Bug::In(
         ("r.state IN ('completed', 'failed_retryable')\n", "true\n"),
     ],
 );
-const REAPS_TOO_EARLY: Bug = Bug::In(
-    "reap",
-    &[("r.reap_at <= t", "true"), ("AND r.expires_at <= t", ""), ("r.expires_at <= t AND", "")],
-);
+const REAPS_TOO_EARLY: Bug =
+    Bug::In("reap", &[("r.reap_at <= t", "true"), ("AND r.expires_at <= t", "")]);
 
 /// A store with a bug.
 async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
