@@ -5,6 +5,9 @@ CREATE TABLE onceward_meta (
 ) STRICT, WITHOUT ROWID;
 
 -- One row for each scope and key. Times are microseconds since 1970, durations microseconds.
+--
+-- What is checked with each row is compared one by one: for a list of more than two, SQLite makes a table
+-- for every row that is written, and throws it away.
 CREATE TABLE onceward_records (
     record_id       INTEGER PRIMARY KEY,
     scope           TEXT    NOT NULL CHECK (length(scope) BETWEEN 1 AND 255),
@@ -12,8 +15,9 @@ CREATE TABLE onceward_records (
     recipe          INTEGER NOT NULL,
     fingerprint     BLOB    NOT NULL CHECK (length(fingerprint) = 32),
     generation      INTEGER NOT NULL CHECK (generation > 0),
-    state           TEXT    NOT NULL CHECK (state IN ('pending', 'in_progress', 'completed',
-                                                      'failed_retryable', 'unknown', 'expired')),
+    state           TEXT    NOT NULL CHECK (state = 'in_progress' OR state = 'completed' OR state = 'expired'
+                                           OR state = 'failed_retryable' OR state = 'unknown'
+                                           OR state = 'pending'),
     attempt         BLOB    NOT NULL CHECK (length(attempt) = 16),
     fence           INTEGER NOT NULL CHECK (fence > 0),
     attempts        INTEGER NOT NULL,
@@ -38,7 +42,8 @@ CREATE TABLE onceward_records (
     reply_status    INTEGER,
     reply_headers   BLOB,
     reply_schema    TEXT,
-    reply_encoding  TEXT CHECK (reply_encoding IN ('identity', 'zstd', 'not_stored')),
+    reply_encoding  TEXT CHECK (reply_encoding = 'identity' OR reply_encoding = 'zstd'
+                                OR reply_encoding = 'not_stored'),
     reply_length    INTEGER,
     reply_body      BLOB,
     reply_digest    BLOB CHECK (length(reply_digest) = 8),
@@ -88,10 +93,10 @@ CREATE TABLE onceward_requests (
 -- never sees what an earlier one left. The first attempt of anything else than phased or accepted work
 -- has neither, and is not asked for them.
 CREATE TRIGGER onceward_records_at_rest AFTER UPDATE OF state ON onceward_records
-WHEN OLD.state IN ('pending', 'in_progress', 'unknown')
-    AND NEW.state IN ('completed', 'failed_retryable', 'expired')
-    AND (OLD.attempts > 1 OR OLD.effects = 'phased' OR OLD.queued_until IS NOT NULL
-         OR OLD.recovery_point IS NOT NULL OR OLD.open_effect IS NOT NULL)
+WHEN (OLD.attempts > 1 OR OLD.effects = 'phased' OR OLD.queued_until IS NOT NULL
+      OR OLD.recovery_point IS NOT NULL OR OLD.open_effect IS NOT NULL)
+    AND (OLD.state = 'in_progress' OR OLD.state = 'pending' OR OLD.state = 'unknown')
+    AND (NEW.state = 'completed' OR NEW.state = 'failed_retryable' OR NEW.state = 'expired')
 BEGIN
     DELETE FROM onceward_steps WHERE scope = NEW.scope AND key = NEW.key;
     DELETE FROM onceward_requests WHERE scope = NEW.scope AND key = NEW.key;

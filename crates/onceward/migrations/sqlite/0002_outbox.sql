@@ -13,7 +13,8 @@ CREATE TABLE onceward_outbox (
     aggregate         TEXT    CHECK (length(aggregate) BETWEEN 1 AND 255),
     content_type      TEXT    NOT NULL,
     payload           BLOB    NOT NULL,
-    state             TEXT    NOT NULL CHECK (state IN ('ready', 'delivering', 'done', 'dead')),
+    state             TEXT    NOT NULL CHECK (state = 'ready' OR state = 'delivering' OR state = 'done'
+                                             OR state = 'dead'),
     -- Something of the same aggregate comes before and is not done. Claims look at others only.
     held              INTEGER NOT NULL CHECK (held IN (0, 1)),
     -- How often a delivery was begun.
