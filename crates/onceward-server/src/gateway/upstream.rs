@@ -6,10 +6,8 @@
 
 use std::{
     error::Error as _,
-    future::poll_fn,
-    pin::Pin,
     sync::{
-        Arc, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -23,10 +21,10 @@ use http::{
     uri::{self, Authority},
 };
 use hyper::{
-    client::conn::{TrySendError, http1, http2},
+    client::conn::{TrySendError, http1},
     rt::{Read, Write},
 };
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use onceward::{Operation, tower::Body};
 use tokio::{
     sync::Mutex,
@@ -40,23 +38,18 @@ use crate::config::UpstreamSettings;
 mod dial; // new connections
 mod link; // a connection, polled by whoever waits for it
 mod pool; // connections that are used again
+mod shared; // a connection for many requests at a time
 mod uploading; // the body of a request, until it is sent
 
 use dial::{Dial, Network, Protocol};
 pub(crate) use link::FromUpstream;
 use link::Link;
-use pool::{Http2Sender, Pool, Sender, Streams};
+use pool::{Pool, Sender};
 use uploading::Uploading;
 
 /// A kept-alive connection is used again within this: upstreams close idle ones after 5 s and more,
 /// and a request that meets the closing may or may not have arrived.
 const IDLE_MAX: Duration = Duration::from_secs(2);
-
-/// A connection that speaks HTTP/2 and has requests under way is asked this often whether it lives.
-const PING_EVERY: Duration = Duration::from_secs(20);
-
-/// Of the head of an answer in HTTP/2.
-const HTTP2_HEAD_BYTES_MAX: u32 = 64 << 10;
 
 /// The body of a request to upstream.
 pub(crate) type Outgoing = Body<Paced>;
@@ -259,7 +252,7 @@ impl<D: Dial> Upstream<D> {
                 Ok(Sender::Http1(Link::over(stream).await?))
             }
             Protocol::Http2 => {
-                let (sender, streams) = shared(stream).await?;
+                let (sender, streams) = shared::open(stream).await?;
                 self.pool.share(&sender, &streams);
                 Ok(Sender::Http2(sender, streams))
             }
@@ -318,36 +311,6 @@ async fn alone(stream: impl Read + Write + Send + Unpin + 'static) -> Result<Sen
         }
     });
     Ok(Sender::Http1Alone(sender))
-}
-
-/// A connection for many requests at a time.
-async fn shared(
-    stream: impl Read + Write + Send + Unpin + 'static,
-) -> Result<(Http2Sender, Arc<Streams>)> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_EVERY)
-        // Until upstream has said how many.
-        .initial_max_send_streams(1)
-        .max_header_list_size(HTTP2_HEAD_BYTES_MAX);
-    let (sender, connection) = builder.handshake(stream).await?;
-    let connection = Arc::new(std::sync::Mutex::new(connection));
-    let polled = Arc::clone(&connection);
-    tokio::spawn(async move {
-        let ended = poll_fn(|context| {
-            let mut connection = polled.lock().unwrap_or_else(PoisonError::into_inner);
-            Pin::new(&mut *connection).poll(context)
-        });
-        if let Err(error) = ended.await {
-            debug!(%error, "a connection to upstream ended with an error");
-        }
-    });
-    let streams = Streams::new(move || {
-        connection.lock().unwrap_or_else(PoisonError::into_inner).current_max_send_streams()
-    });
-    Ok((sender, streams))
 }
 
 /// A request that was not answered.

@@ -157,8 +157,11 @@ impl Link {
         // Counted before anything is asked: it may be another server, or the same with less in it.
         let number = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         load_all(&mut connection).await?;
-        let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut connection).await;
-        let info = info.unwrap_or_default();
+        // No more than is looked for: over a long way each part of an answer takes its time.
+        let mut info = redis::pipe();
+        info.cmd("INFO").arg("server").cmd("INFO").arg("stats");
+        let info: RedisResult<[String; 2]> = info.query_async(&mut connection).await;
+        let info = info.unwrap_or_default().concat();
         // Not every service tells. It is then taken for the same one.
         let run = field(&info, "run_id").unwrap_or("-").into();
         let evicted = Evictions::read(&info).map(|it| Arc::new(AtomicU64::new(it.count)));
