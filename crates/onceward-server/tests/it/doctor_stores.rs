@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::TcpListener};
 use onceward_testbed::{DynamoDb, MariaDb, Redis, RedisCluster};
 use serde_json::Value;
 
-use crate::support::binary;
+use crate::support::{binary, eventually};
 
 /// The exit code, and for each name the worst verdict.
 fn doctor(store: &str, class: &str) -> (Option<i32>, BTreeMap<String, String>) {
@@ -89,6 +89,10 @@ fn a_galera_cluster_is_noticed_and_no_tables_are_made_in_it() {
         "--wsrep-node-address=127.0.0.1",
         &format!("--wsrep-provider-options=gmcast.listen_addr=tcp://{port}"),
     ]);
+    // It takes connections before it takes statements that change anything.
+    eventually("a cluster of one", || {
+        mariadb.sql("mysql", "SHOW STATUS LIKE 'wsrep_ready'").contains("ON").then_some(())
+    });
     let store = mariadb.url(&mariadb.create_database());
     assert_eq!(on(&store, "one primary"), (Some(2), "unsafe".to_owned()));
     let args = ["migrate", "up", "--store", &store];
