@@ -20,18 +20,18 @@ use crate::{
 const KEY: &str = "order-0000000000000001";
 
 macro_rules! script {
-    ($flags:literal, $file:literal) => {
+    ($flags:literal, $($file:literal),+) => {
         concat!(
             $flags,
             include_str!("../../src/store/redis/lua/common.lua"),
-            include_str!(concat!("../../src/store/redis/lua/", $file))
+            $(include_str!(concat!("../../src/store/redis/lua/", $file))),+
         )
     };
 }
 
-const RESERVE: &str = script!("#!lua\n", "reserve.lua");
+const RESERVE: &str = script!("#!lua\n", "evicted.lua", "reserve.lua");
 const WRITE: &str = script!("#!lua flags=allow-oom\n", "write.lua");
-const CHANGE: &str = script!("#!lua flags=allow-oom\n", "change.lua");
+const CHANGE: &str = script!("#!lua flags=allow-oom\n", "evicted.lua", "change.lua");
 
 const PULSE: &str = script!("#!lua flags=allow-oom\n", "pulse.lua");
 

@@ -21,17 +21,17 @@ pub(super) enum Script {
 /// The server decides before a script begins whether it may run at all: not when it is read-only, has
 /// too few replicas, or, but for those that may exceed it, no memory left. So none stops half way.
 macro_rules! source {
-    ($flags:literal, $file:literal) => {
-        concat!($flags, include_str!("lua/common.lua"), include_str!(concat!("lua/", $file)))
+    ($flags:literal, $($file:literal),+) => {
+        concat!($flags, include_str!("lua/common.lua"), $(include_str!(concat!("lua/", $file))),+)
     };
 }
 
 /// Only what takes more and more memory is refused when there is none: an end must always be written.
 pub(super) const SOURCES: [&str; 13] = [
-    source!("#!lua\n", "reserve.lua"),
+    source!("#!lua\n", "evicted.lua", "reserve.lua"),
     source!("#!lua flags=allow-oom\n", "write.lua"),
     source!("#!lua flags=allow-oom\n", "look.lua"),
-    source!("#!lua flags=allow-oom\n", "change.lua"),
+    source!("#!lua flags=allow-oom\n", "evicted.lua", "change.lua"),
     source!("#!lua flags=allow-oom\n", "due.lua"),
     source!("#!lua flags=allow-oom\n", "line.lua"),
     source!("#!lua flags=allow-oom\n", "range.lua"),

@@ -34,18 +34,6 @@ local function plain(key)
     return pairs_of
 end
 
--- How many keys the server process has evicted since it started; '' if it does not tell.
-local function evicted()
-    local info = redis.pcall('INFO', 'stats')
-    if type(info) ~= 'string' then return '' end
-    local _, last = string.find(info, 'evicted_keys:', 1, true)
-    return last and string.match(info, '^%d+', last + 1) or ''
-end
-
--- Whether it has evicted keys since its connection was told how many there were (not, if it was not told):
--- then what is not here may have been. No key is evicted while a script runs.
-local function has_evicted(told) return told ~= '' and evicted() ~= told end
-
 -- Counts a write of a process, under the name of its connection. What was acknowledged under that name
 -- must be here: else nothing is written, for the server has lost it.
 local function count(writer, acked)
