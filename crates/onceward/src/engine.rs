@@ -102,7 +102,7 @@ pub struct Engine {
     durations: Arc<Durations>,
     tenants: Arc<Tenants>,
     /// Those that were started.
-    #[cfg(any(feature = "worker", feature = "testing"))]
+    #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
     workers: Arc<std::sync::Mutex<std::collections::HashSet<&'static str>>>,
     identity_is_same: AtomicBool,
     /// Held by the one who asks the store.
@@ -270,7 +270,7 @@ impl Engine {
             accepted: Arc::default(),
             durations: Arc::default(),
             tenants: Arc::default(),
-            #[cfg(any(feature = "worker", feature = "testing"))]
+            #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
             workers: Arc::default(),
             identity_is_same: AtomicBool::new(false),
             identity_asked: tokio::sync::Mutex::default(),
@@ -290,7 +290,7 @@ impl Engine {
             accepted: Arc::clone(&self.accepted),
             durations: Arc::clone(&self.durations),
             tenants: Arc::clone(&self.tenants),
-            #[cfg(any(feature = "worker", feature = "testing"))]
+            #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
             workers: Arc::clone(&self.workers),
             ..Engine::new(Arc::clone(&self.store), routes, settings)
         }
@@ -405,6 +405,18 @@ impl Engine {
 
     fn rejected(&self, rejection: Rejection, policy: &Policy) -> Response<Bytes> {
         rejection.into_response(self.problem_base.as_deref(), policy.profile)
+    }
+
+    /// The time by the process's own clock.
+    #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Whether the worker of this name was not started before in this process.
+    #[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
+    pub(crate) fn starts(&self, worker: &'static str) -> bool {
+        self.workers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(worker)
     }
 
     /// Stops taking new work, waits for what runs at most `at_most`, then marks unknown what is

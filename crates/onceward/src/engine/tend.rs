@@ -1,6 +1,6 @@
 //! What workers do, one small step at a time: the store is asked, and what came of it is told.
 
-use std::{sync::PoisonError, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -8,7 +8,6 @@ use tracing::warn;
 
 use super::{Engine, begin::timed_out, resume::GivenUp};
 use crate::{
-    clock::Timestamp,
     observe,
     record::State,
     store::{
@@ -18,16 +17,6 @@ use crate::{
 };
 
 impl Engine {
-    /// The time by the process's own clock.
-    pub(crate) fn now(&self) -> Timestamp {
-        self.clock.now()
-    }
-
-    /// Whether the worker of this name was not started before in this process.
-    pub(crate) fn starts(&self, worker: &'static str) -> bool {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner).insert(worker)
-    }
-
     /// Whether no new work is taken any more.
     pub(crate) fn is_draining(&self) -> bool {
         !self.drain.is_open()
