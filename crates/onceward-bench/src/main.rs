@@ -24,6 +24,11 @@ mod stores; // each store beside its raw limit
 
 use report::{Finding, Output};
 
+/// That of the binary, for all contestants that are built here alike, the plain ones too. Requests begin
+/// on one thread and often end on another, which the system's allocator is slow at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Parser)]
 #[command(about = "Measures Onceward beside its yardsticks; everything if no command is given")]
 struct Arguments {
