@@ -62,7 +62,7 @@ fn metric(gateway: &Gateway, line: &str) -> bool {
 }
 
 #[test]
-fn a_store_that_was_put_back_runs_nothing_twice_until_an_operator_says_so() {
+pub(crate) fn a_store_that_was_put_back_runs_nothing_twice_until_an_operator_says_so() {
     let world = World::new();
     world.charge(EARLY);
     world.copy("onceward.db", "backup");

@@ -263,7 +263,7 @@ fn a_server_that_is_too_old_and_a_store_that_has_lost_data_are_unsafe() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_1_and_no_password_is_told() {
+pub(crate) fn what_cannot_be_looked_at_is_1_and_no_password_is_told() {
     let folder = folder_on_disk();
     let text = folder.path().join("text");
     fs::write(&text, "this is not an SQLite file, and longer than its header").expect("written");
@@ -376,7 +376,7 @@ fn a_file_is_judged_by_its_place_its_mode_and_its_bytes() {
 }
 
 #[test]
-fn memory_is_unsafe_unless_best_effort_is_declared() {
+pub(crate) fn memory_is_unsafe_unless_best_effort_is_declared() {
     doctor("memory:").is_unsafe_for("durability", "nothing survives");
     let told = doctor_with(&["--store", "memory:", "--class", "best-effort"]);
     assert_eq!((told.verdict("durability"), told.code), ("note", Some(0)));

@@ -1,26 +1,66 @@
 //! How the process ends, as docs/guide/running.md says.
 
 use std::{
-    collections::BTreeSet,
-    io::{Read as _, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    process::Command,
+    process::{Command, Stdio},
     sync::{Mutex, mpsc::channel},
     thread,
 };
 
-use crate::support::{
-    Act, Gate, Gateway, LONGEST, Upstream, binary, ok, response, send, until_not_ready,
+use crate::{
+    canary, demo, doctor, migrate, operate,
+    support::{Act, Gate, Gateway, LONGEST, Upstream, binary, ok, response, send, until_not_ready},
 };
 
-const PAGE: &str = include_str!("../../../../docs/guide/running.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/running.md");
 
-/// The codes in the page's table.
-fn codes_of_the_page() -> BTreeSet<i32> {
-    let table = PAGE.split("## Exit codes").nth(1).expect("the section");
+/// A row of the page's table, a code and whose it is, and the test that shows it.
+type Row = (&'static str, &'static str, fn());
+
+const ROWS: &[Row] = &[
+    ("0", "every command", a_yes_and_a_clean_end_are_0),
+    ("1", "every command", mistakes_on_the_command_line_and_a_no_are_1),
+    ("1", "`config`, `routes list`, `explain`", mistakes_on_the_command_line_and_a_no_are_1),
+    (
+        "1",
+        "`routes audit`, `doctor`, `migrate`",
+        doctor::what_cannot_be_looked_at_is_1_and_no_password_is_told,
+    ),
+    ("1", "`ledger check`", ledgers_that_differ_are_3_and_those_that_agree_are_0),
+    (
+        "1",
+        "commands that ask the admin API (`docs/guide/admin.md`)",
+        operate::errors_say_what_to_do,
+    ),
+    ("1", "`demo`", a_demo_that_is_ended_in_the_middle_of_its_story_is_1),
+    ("2", "`serve`, `demo`", what_cannot_start_is_2),
+    ("2", "`routes audit`", operate::unprotected_endpoints_are_found_in_a_document_and_in_traffic),
+    (
+        "2",
+        "`store status`",
+        canary::a_store_that_was_put_back_runs_nothing_twice_until_an_operator_says_so,
+    ),
+    ("2", "`doctor`", doctor::memory_is_unsafe_unless_best_effort_is_declared),
+    (
+        "2",
+        "`migrate`",
+        migrate::a_newer_schema_that_lets_this_version_in_is_served_and_another_one_is_not,
+    ),
+    ("3", "`ledger check`", ledgers_that_differ_are_3_and_those_that_agree_are_0),
+    ("3", "`migrate status`", migrate::a_schema_is_planned_made_once_and_then_current),
+    ("130", "`serve`", a_second_signal_ends_it_at_once_with_130),
+];
+
+/// The first two cells of each row of the page's table.
+fn rows_of(page: &str) -> Vec<(&str, &str)> {
+    let table = page.split("## Exit codes").nth(1).expect("the section");
     let table = table.split("\n## ").next().expect("its text");
-    let first_cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next());
-    first_cells.filter_map(|cell| cell.parse().ok()).collect()
+    let rows = table.lines().filter_map(|line| {
+        let (code, rest) = line.strip_prefix("| ")?.split_once(" | ")?;
+        Some((code, rest.split_once(" | ")?.0))
+    });
+    rows.filter(|(code, _)| code.parse::<u8>().is_ok()).collect()
 }
 
 fn ended(command: &mut Command) -> Option<i32> {
@@ -29,7 +69,9 @@ fn ended(command: &mut Command) -> Option<i32> {
 
 #[test]
 fn every_exit_code_is_the_one_that_the_page_says() {
-    assert_eq!(codes_of_the_page(), BTreeSet::from([0, 1, 2, 3, 130]), "each has a test here");
+    let page = std::fs::read_to_string(PAGE).expect("the page");
+    let shown: Vec<_> = ROWS.iter().map(|(code, whose, _)| (*code, *whose)).collect();
+    assert_eq!(rows_of(&page), shown, "each row has a test");
 }
 
 #[test]
@@ -66,6 +108,21 @@ fn what_cannot_start_is_2() {
     assert_eq!(serve(&["--store", "memory:", "--listen", &taken]), Some(2), "a port in use");
     assert_eq!(serve(&["--store", "file:/does/not/exist/x.db"]), Some(2), "no such folder");
     assert_eq!(serve(&["--store", "memory:", "--scope", "nobody"]), Some(2), "settings");
+    let nowhere = ended(binary().args(["demo", "--no-wait"]).env("TMPDIR", "/does/not/exist"));
+    assert_eq!(nowhere, Some(2), "no place for the store of the demo");
+}
+
+#[test]
+fn a_demo_that_is_ended_in_the_middle_of_its_story_is_1() {
+    let _alone = demo::alone();
+    let mut demo = binary().arg("demo").stdout(Stdio::piped()).spawn().expect("the binary runs");
+    let mut told = BufReader::new(demo.stdout.take().expect("piped"));
+    let mut line = String::new();
+    assert!(told.read_line(&mut line).expect("text") > 0, "the story begins");
+    let kill = format!("kill -INT {}", demo.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().expect("sh").success());
+    told.read_to_string(&mut line).expect("the end");
+    assert_eq!(demo.wait().expect("waited").code(), Some(1), "{line}");
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod messages; // of the outbox, at the hands of operators
 mod limits; // what clients may take up
 mod migrate; // schemas, ahead of a start
 mod operate; // commands of operators
+mod pages; // the commands that they type
 mod passing; // what goes through, and how it is changed
 mod privacy; // what is in the store
 mod protecting; // keys

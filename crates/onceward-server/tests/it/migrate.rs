@@ -33,7 +33,7 @@ fn there(database: &Database<'_>) -> bool {
 }
 
 #[test]
-fn a_schema_is_planned_made_once_and_then_current() {
+pub(crate) fn a_schema_is_planned_made_once_and_then_current() {
     let database = Postgres::shared().create_database();
     let folder = folder_on_disk();
     let file = folder.path().join("x.db");
@@ -105,7 +105,7 @@ fn an_older_schema_is_brought_up_and_then_whole() {
 }
 
 #[test]
-fn a_newer_schema_that_lets_this_version_in_is_served_and_another_one_is_not() {
+pub(crate) fn a_newer_schema_that_lets_this_version_in_is_served_and_another_one_is_not() {
     let database = Postgres::shared().create_database();
     let store = database.url();
     migrate("up", &store);

@@ -189,7 +189,7 @@ fn every_change_needs_a_reason() {
 }
 
 #[test]
-fn errors_say_what_to_do() {
+pub(crate) fn errors_say_what_to_do() {
     let mut nobody = binary();
     nobody.args(["stats", "--admin", "http://127.0.0.1:9"]);
     let nobody = ended(nobody.output().expect("it ends"));
@@ -206,7 +206,7 @@ fn errors_say_what_to_do() {
 }
 
 #[test]
-fn unprotected_endpoints_are_found_in_a_document_and_in_traffic() {
+pub(crate) fn unprotected_endpoints_are_found_in_a_document_and_in_traffic() {
     let directory = tempfile::tempdir().expect("temporary folder");
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);

@@ -1,15 +1,9 @@
-//! The acceptance table is true as far as a test can tell: complete, in order, and every test and
-//! page that it names exists.
+//! The acceptance table is true as far as a test can tell: complete, in order, and every test, page
+//! and command that it names exists.
 
-use std::{
-    collections::HashSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::HashSet, fs};
 
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use crate::documents::{repository, walk};
 
 /// A row: its id, and what its proof column names.
 struct Row {
@@ -35,15 +29,50 @@ fn milestones() -> HashSet<String> {
     names.map(|(name, _)| name.to_owned()).collect()
 }
 
-fn sources(directory: &Path, text: &mut String) {
-    for entry in fs::read_dir(directory).expect("a directory") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(&path, text);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            text.push_str(&fs::read_to_string(&path).expect("a source file"));
+/// What a file of sources has: functions that are tests, other functions, and names that stand alone in
+/// a line, as cases do in the lists from which tests are made (`on_each_store!`, `store_suite!`).
+#[derive(Default)]
+struct Names {
+    tests: HashSet<String>,
+    functions: HashSet<String>,
+    listed: HashSet<String>,
+}
+
+impl Names {
+    fn read(&mut self, source: &str) {
+        let mut is_test = false;
+        for line in source.lines().map(str::trim) {
+            if line.starts_with("#[") || line.starts_with("//") {
+                is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+                continue;
+            }
+            if let Some(name) = function(line) {
+                let these = if is_test { &mut self.tests } else { &mut self.functions };
+                these.insert(name.to_owned());
+            }
+            let alone = line.strip_suffix(',').unwrap_or(line);
+            if is_name(alone) {
+                self.listed.insert(alone.to_owned());
+            }
+            is_test = false;
         }
     }
+
+    fn has_test(&self, name: &str) -> bool {
+        self.tests.contains(name) || self.functions.contains(name) && self.listed.contains(name)
+    }
+}
+
+/// The name of the function that begins in this line. A case that is written for several databases has
+/// parameters.
+fn function(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("pub(crate) ").or(line.strip_prefix("pub ")).unwrap_or(line);
+    let line = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ")?;
+    line.split_once(['(', '<']).map(|(name, _)| name).filter(|name| is_name(name))
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 #[test]
@@ -56,29 +85,54 @@ fn every_requirement_has_its_row_in_order() {
 }
 
 #[test]
-fn every_proof_is_a_test_a_page_or_a_milestone_that_exists() {
-    let mut text = String::new();
-    for directory in ["crates", "examples"] {
-        sources(&repository().join(directory), &mut text);
+fn only_tests_and_listed_cases_are_taken_for_tests() {
+    let mut names = Names::default();
+    names.read(
+        "on_each_store!(\n    listed,\n);\nfn listed(home: &Home) {}\nfn helper() {}\n\
+         #[test]\nfn alone() {}\n\
+         #[tokio::test(start_paused = true)]\n// why\n#[expect(lint)]\npub(crate) async fn slow() {}\n\
+         async fn after_it<D: Database>() {}\nnobody,\n",
+    );
+    for (name, expected) in [
+        ("listed", true),
+        ("alone", true),
+        ("slow", true),
+        ("helper", false),
+        ("after_it", false),
+        ("nobody", false),
+        ("absent", false),
+    ] {
+        assert_eq!(names.has_test(name), expected, "{name}");
     }
+}
+
+#[test]
+fn every_proof_is_a_test_a_command_a_page_or_a_milestone_that_exists() {
+    let mut names = Names::default();
+    for directory in ["crates", "examples"] {
+        for path in walk(&repository().join(directory), "rs") {
+            names.read(&fs::read_to_string(path).expect("a source file"));
+        }
+    }
+    let gate = fs::read_to_string(repository().join("test")).expect("./test");
     let milestones = milestones();
     let mut missing = Vec::new();
     for Row { id, proofs } in rows() {
-        for proof in proofs {
+        let mut seen = HashSet::new();
+        for proof in &proofs {
             let exists = if let Some(milestone) = proof.strip_prefix("waits for: ") {
                 milestones.contains(milestone)
             } else if let Some(page) = proof.strip_prefix("doc: ") {
                 repository().join(page).is_file()
+            } else if let Some(command) = proof.strip_prefix("run: ") {
+                gate.lines().any(|line| line == command)
             } else {
-                let name = proof.trim_matches('`');
-                // A case that is written for several databases has parameters.
-                let is_there = |after| text.contains(&format!("fn {name}{after}"));
-                !name.is_empty() && (is_there('(') || is_there('<'))
+                names.has_test(proof.trim_matches('`'))
             };
-            if !exists {
+            if !exists || !seen.insert(proof) {
                 missing.push(format!("{id}: {proof}"));
             }
         }
     }
-    assert!(missing.is_empty(), "not there:\n{}", missing.join("\n"));
+    assert!(missing.is_empty(), "not there, or there twice:\n{}", missing.join("\n"));
 }

@@ -9,6 +9,7 @@ mod cached;
 mod canary;
 mod contract;
 mod dispatching;
+mod documents;
 mod drain;
 mod dynamodb;
 mod dynamodb_bugs;

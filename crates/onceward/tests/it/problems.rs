@@ -195,6 +195,15 @@ fn no_two_codes_have_the_same_name_or_title() {
     assert_eq!((names.len(), titles.len()), (Code::ALL.len(), Code::ALL.len()));
 }
 
+/// What each page answers.
+const QUESTIONS: [&str; 5] = [
+    "## What happened",
+    "## Was anything executed?",
+    "## Is repeating safe?",
+    "## What a client should do",
+    "## What an operator should do",
+];
+
 #[test]
 fn each_code_has_a_page_and_a_row_in_the_list_of_pages() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors");
@@ -209,8 +218,17 @@ fn each_code_has_a_page_and_a_row_in_the_list_of_pages() {
                 && row.contains(&format!("| `{retry}` |"))
         };
         assert!(page.starts_with(&format!("# {name}\n")), "{name}");
-        assert!(page.lines().any(|row| says_the_same(row, "")), "{name} says something else");
+        let row = page.lines().find(|row| says_the_same(row, ""));
+        let row = row.unwrap_or_else(|| panic!("{name} says something else"));
         let entry = format!("| [`{name}`]({name}.md) ");
-        assert!(list.lines().any(|row| says_the_same(row, &entry)), "{name} in the list");
+        assert!(
+            list.lines().any(|listed| listed.strip_prefix(&*entry) == Some(row)),
+            "{name} in the list"
+        );
+        let headings: Vec<&str> = page.lines().filter(|line| line.starts_with("## ")).collect();
+        assert_eq!(headings, QUESTIONS, "{name}");
+        let is_safe = page.split("## Is repeating safe?\n\n").nth(1).unwrap_or_default();
+        let word = is_safe.split([' ', ',', '.', ':']).next().unwrap_or_default();
+        assert!(matches!(word, "Yes" | "No"), "{name}: {is_safe}");
     }
 }
