@@ -376,8 +376,54 @@ pub enum Reservation {
         /// This very call found its lease run out and moved it on.
         lease_ran_out: bool,
     },
+    /// A completed record within its retention is in the way of a `reserve`: what a store may answer
+    /// instead of `Occupied`, in short.
+    Completed(Box<Completed>),
     /// Nothing is in the way and nothing was taken ([`Mode::LookupOnly`], or nothing to claim).
     Free,
+}
+
+impl Reservation {
+    /// What a retry needs of the record in the way, if that is completed.
+    pub fn completed(&self) -> Option<Completed> {
+        match self {
+            Reservation::Occupied { record, .. } => Completed::of(record),
+            Reservation::Completed(completed) => Some((**completed).clone()),
+            _ => None,
+        }
+    }
+}
+
+/// As much of a completed record as a retry needs. All of it is several times the work to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// What was asked.
+    pub fingerprint: Fingerprint,
+    /// Which use of the key it was.
+    pub generation: u32,
+    /// The attempt that has the record.
+    pub attempt: AttemptId,
+    /// The fence of the record.
+    pub fence: Fence,
+    /// When the reply will be gone.
+    pub expires_at: Timestamp,
+    /// What it was answered with.
+    pub reply: Reply,
+}
+
+impl Completed {
+    /// This much of a record, if it is completed.
+    pub fn of(record: &Record) -> Option<Self> {
+        let reply = record.reply.as_ref().filter(|_| record.state == State::Completed)?;
+        Some(Completed {
+            fingerprint: record.fingerprint,
+            generation: record.generation,
+            attempt: record.attempt,
+            fence: record.fence,
+            expires_at: record.expires_at,
+            reply: reply.clone(),
+        })
+    }
 }
 
 /// Why a record was free.

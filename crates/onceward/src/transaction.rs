@@ -304,11 +304,14 @@ impl Operation {
                 {
                     Ok(())
                 }
+                Reservation::Completed(found) if found.attempt == ask.attempt => Ok(()),
                 Reservation::Granted { lease, .. } => {
                     self.hold(&lease);
                     Err(not_committed("COMMIT failed", error).into())
                 }
-                Reservation::Occupied { record, .. } => Err(self.taken(Taken::By(record))),
+                found @ (Reservation::Occupied { .. } | Reservation::Completed(_)) => {
+                    Err(self.taken(Taken::By(found)))
+                }
                 Reservation::Accepted { .. } | Reservation::Free => {
                     Err(not_committed("COMMIT failed", error).into())
                 }
@@ -343,7 +346,9 @@ impl Operation {
                 self.account().taken = None;
                 Ok(())
             }
-            Reservation::Occupied { record, .. } => Err(self.taken(Taken::By(record))),
+            found @ (Reservation::Occupied { .. } | Reservation::Completed(_)) => {
+                Err(self.taken(Taken::By(found)))
+            }
             Reservation::Accepted { .. } | Reservation::Free => {
                 Err(Misuse::Refused("not_reserved").into())
             }

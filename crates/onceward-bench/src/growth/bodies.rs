@@ -62,10 +62,9 @@ async fn measure(
     let replay = move |number: u64| {
         let (store, key) = (Arc::clone(&store), keys[number as usize].clone());
         async move {
-            match store.reserve(ask(&key, DAY, 30 * DAY)?).await? {
-                Reservation::Occupied { record, .. } if record.reply.is_some() => Ok(()),
-                other => anyhow::bail!("a completed key has no reply: {other:?}"),
-            }
+            let found = store.reserve(ask(&key, DAY, 30 * DAY)?).await?;
+            anyhow::ensure!(found.completed().is_some(), "a key is not completed: {found:?}");
+            Ok(())
         }
     };
     let (_, first) = repeat(times, options.connections, first).await?;

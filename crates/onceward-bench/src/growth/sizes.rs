@@ -92,10 +92,9 @@ impl Filled {
             async move {
                 // Far apart from each other.
                 let key = &keys[(number as usize).wrapping_mul(7919) % keys.len()];
-                match store.reserve(ask(key, DAY, 30 * DAY)?).await? {
-                    Reservation::Occupied { .. } => Ok(()),
-                    other => anyhow::bail!("a completed key is not occupied: {other:?}"),
-                }
+                let found = store.reserve(ask(key, DAY, 30 * DAY)?).await?;
+                anyhow::ensure!(found.completed().is_some(), "a key is not completed: {found:?}");
+                Ok(())
             }
         };
         let (_, replay) = repeat(times, options.connections, replay).await?;

@@ -107,7 +107,6 @@ async fn take_indexes(client: &Client) -> anyhow::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use onceward::store::Reservation;
     use onceward_testbed::Postgres;
 
     use super::*;
@@ -135,10 +134,8 @@ mod tests {
         assert_eq!(indexes(&client).await, before, "all that were taken are there again");
         for key in &keys {
             let reserved = store.reserve(ask(key, DAY, DAY).expect("asked")).await;
-            let Ok(Reservation::Occupied { record, .. }) = reserved else {
-                panic!("{key} is not occupied: {reserved:?}");
-            };
-            assert!(record.reply.is_some(), "{key} has a reply");
+            let reserved = reserved.expect("an answer");
+            assert!(reserved.completed().is_some(), "{key} is not completed: {reserved:?}");
         }
         // Their ids are not those of the copies.
         for _ in 0..100 {

@@ -143,13 +143,9 @@ impl Work for Calls {
         Box::pin(async move {
             for key in keys {
                 let ask = file::ask(key, file::DAY, 30 * file::DAY)?;
-                match self.0.reserve(ask).await? {
-                    Reservation::Occupied { record, .. } => {
-                        let reply = record.reply.as_ref().context("a completed record")?;
-                        ensure!(reply.body_bytes() == raw::BODY, "another reply");
-                    }
-                    other => bail!("a completed key is not occupied: {other:?}"),
-                }
+                let found = self.0.reserve(ask).await?.completed();
+                let found = found.context("a key is not completed")?;
+                ensure!(found.reply.body_bytes() == raw::BODY, "another reply");
             }
             Ok(())
         })

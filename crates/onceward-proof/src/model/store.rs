@@ -129,7 +129,9 @@ impl Turn<'_> {
         let (granted, began) = match &answer {
             Reservation::Granted { found, .. } => (*found != Found::Mine, is_new_use(*found)),
             Reservation::Accepted { found } => (false, is_new_use(*found)),
-            Reservation::Occupied { .. } | Reservation::Free => (false, false),
+            Reservation::Occupied { .. } | Reservation::Completed(_) | Reservation::Free => {
+                (false, false)
+            }
         };
         self.state.uses += u8::from(began);
         let asks = self.state.attempts[slot].asks;

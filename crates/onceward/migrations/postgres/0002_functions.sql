@@ -41,7 +41,9 @@ $$;
 -- would have to be changed to be taken is returned with the verdict 'look', for `change`. What is
 -- neither returned nor absent was made by somebody else just now: the caller asks again, as it does
 -- after 'later', the answer to those behind the first few whose reply is large. With `new_ones` most are
--- expected to be absent and are taken before anything is looked up. No two may be for one record,
+-- expected to be absent and are taken before anything is looked up; without, most are expected to be
+-- completed, and are looked for with no more columns than a replay needs ('replay'). Where one is not,
+-- all are looked up again, and what was said first of each counts. No two may be for one record,
 -- unless it is there. A batch hardly waits for transactions that are on their way; one that is alone may
 -- have more patience.
 --
@@ -75,6 +77,38 @@ BEGIN
         FROM unnest(scopes, keys) AS a (scope, key)
         CROSS JOIN LATERAL (SELECT * FROM onceward.records r
                             WHERE r.scope = a.scope AND r.key = a.key OFFSET 0) r;
+    END IF;
+    IF NOT new_ones THEN
+        RETURN QUERY
+        SELECT a.n::integer,
+               CASE WHEN a.n > 8 AND coalesce(r.reply_headers, (r.elsewhere).headers) IS NULL
+                    THEN 'later' ELSE 'replay' END,
+               t, NULL::bigint, NULL, NULL, r.recipe, r.fingerprint::bytea, r.generation::integer,
+               NULL, r.attempt, r.fence::bigint, NULL::integer, NULL, NULL, NULL, NULL, NULL::bigint,
+               NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, r.expires_at, NULL::bigint,
+               NULL::bigint, NULL, NULL::bigint, NULL::boolean, NULL, NULL, NULL::boolean,
+               r.reply_status, coalesce(r.reply_headers, (r.elsewhere).headers),
+               coalesce(r.reply_schema, (r.elsewhere).schema_version),
+               coalesce(r.reply_body, (r.elsewhere).body),
+               NULL::bigint, NULL::integer, NULL::bigint, NULL::bigint
+        FROM unnest(keys) WITH ORDINALITY AS a (key, n)
+        CROSS JOIN LATERAL (SELECT r.recipe, r.fingerprint, r.generation, r.attempt, r.fence,
+                                   r.expires_at, r.reply_status, r.reply_headers, r.reply_schema,
+                                   r.reply_body,
+                                   CASE WHEN r.reply_headers IS NULL
+                                   THEN (SELECT p FROM onceward.replies p
+                                         WHERE p.record_id = r.record_id
+                                           AND (a.n <= 8 OR coalesce(octet_length(p.body), 0) <= 32768))
+                                   END AS elsewhere
+                            FROM onceward.records r
+                            WHERE r.scope = scopes[a.n] AND r.key = a.key AND r.state = 'completed'
+                              AND r.expires_at > t AND r.attempt <> reserve.attempts[a.n]
+                            OFFSET 0) r;
+        GET DIAGNOSTICS known_ones = ROW_COUNT;
+        IF known_ones = cardinality(scopes) THEN
+            RETURN;
+        END IF;
+        known_ones := NULL;
     END IF;
     LOOP
         IF new_ones AND takes THEN

@@ -478,6 +478,10 @@ impl Engine {
                     observe::count_often(observe::RESERVE_REPLAY, &ask.route);
                 }
             }
+            Reservation::Completed(found) if found.fingerprint == ask.fingerprint => {
+                observe::count_often(observe::RESERVE_REPLAY, &ask.route);
+            }
+            Reservation::Completed(_) => {}
             Reservation::Accepted { found: Found::Retryable } => {
                 observe::count(observe::RESERVE_FAILED_RETRY, route);
             }
@@ -511,7 +515,11 @@ fn is_ours(record: &Record, ask: &Ask) -> bool {
 
 /// Whether what is in the way is an attempt that has not begun: our own.
 fn is_ours_already(reservation: &Reservation, ask: &Ask) -> bool {
-    matches!(reservation, Reservation::Occupied { record, .. } if is_ours(record, ask))
+    match reservation {
+        Reservation::Occupied { record, .. } => is_ours(record, ask),
+        Reservation::Completed(found) => found.attempt == ask.attempt,
+        _ => false,
+    }
 }
 
 /// The store did not answer in time: whether it did what it was asked is not known.

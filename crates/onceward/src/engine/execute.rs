@@ -21,7 +21,7 @@ use crate::{
     record::{Effects, Lease, Record, State},
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
-    store::{Ask, StoreError, StoreErrorKind, Write, Written, mark},
+    store::{Ask, Reservation, StoreError, StoreErrorKind, Write, Written, mark},
 };
 
 /// Whether an attempt still holds its record.
@@ -193,7 +193,8 @@ impl<R: Send + 'static> Call<'_, R> {
             // is another's. An earlier generation says nothing about this one.
             Some(Written::Superseded(found)) if self.admitted.policy.single => match found {
                 Some(record) if record.generation >= lease.generation => {
-                    self.taken(Taken::By(record));
+                    let found = Reservation::Occupied { record, lease_ran_out: false };
+                    self.taken(Taken::By(found));
                 }
                 _ => self.send_rolled_back(lease, answer),
             },

@@ -20,10 +20,10 @@ use super::{
 use crate::{
     machine::{self, Decision, Refusal},
     operation::{Operation, Taken},
-    record::{Record, State},
+    record::State,
     rejection::Rejection,
     reply,
-    store::{Reservation, Write},
+    store::Write,
 };
 
 impl<R: Send + 'static> Call<'_, R> {
@@ -121,8 +121,9 @@ impl<R: Send + 'static> Call<'_, R> {
     /// Another request has the key: its client and this one are answered alike.
     pub(super) fn taken(&mut self, taken: Taken) {
         match taken {
-            Taken::By(record) => {
-                let decision = self.decide_on_taken(record);
+            Taken::By(found) => {
+                self.engine.count_reservation(&found, self.ask);
+                let decision = machine::decide(found, self.ask, self.engine.clock.now());
                 self.decided(decision);
             }
             Taken::Locked => {
@@ -130,12 +131,6 @@ impl<R: Send + 'static> Call<'_, R> {
                 self.refuse(&Refusal::InProgress { state, retry_after });
             }
         }
-    }
-
-    fn decide_on_taken(&self, record: Box<Record>) -> Decision {
-        let reservation = Reservation::Occupied { record, lease_ran_out: false };
-        self.engine.count_reservation(&reservation, self.ask);
-        machine::decide(reservation, self.ask, self.engine.clock.now())
     }
 
     fn decided(&mut self, decision: Decision) {

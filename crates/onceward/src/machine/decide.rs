@@ -64,20 +64,19 @@ pub fn decide(reservation: Reservation, ask: &Ask, now: Timestamp) -> Decision {
         Reservation::Granted { lease, .. } => return Decision::Execute(lease),
         Reservation::Accepted { .. } => return Decision::Accepted,
         Reservation::Free => return Decision::Refuse(Refusal::NotTaken),
+        Reservation::Completed(found) if found.fingerprint != ask.fingerprint => {
+            return Decision::Refuse(Refusal::Mismatch);
+        }
+        Reservation::Completed(found) => {
+            return replay(found.reply, found.expires_at, found.generation);
+        }
         Reservation::Occupied { record, .. } => record,
     };
     if record.fingerprint != ask.fingerprint {
         return Decision::Refuse(Refusal::Mismatch);
     }
-    let expires_at = record.expires_at;
-    let generation = record.generation;
     match (record.state, record.reply) {
-        (State::Completed, Some(reply)) => match reply.body {
-            ReplyBody::Stored(_) => Decision::Replay { reply, expires_at, generation },
-            ReplyBody::NotStored => {
-                Decision::Refuse(Refusal::ReplyNotStored { status: reply.status })
-            }
-        },
+        (State::Completed, Some(reply)) => replay(reply, record.expires_at, record.generation),
         (State::Expired, gone) => {
             let status = gone.map(|reply| reply.status);
             Decision::Refuse(Refusal::Expired { status })
@@ -88,6 +87,13 @@ pub fn decide(reservation: Reservation, ask: &Ask, now: Timestamp) -> Decision {
             let retry_after = record.lease_until.since(now).clamp(SOONEST, LATEST);
             Decision::Refuse(Refusal::InProgress { state: record.state, retry_after })
         }
+    }
+}
+
+fn replay(reply: Reply, expires_at: Timestamp, generation: u32) -> Decision {
+    match reply.body {
+        ReplyBody::Stored(_) => Decision::Replay { reply, expires_at, generation },
+        ReplyBody::NotStored => Decision::Refuse(Refusal::ReplyNotStored { status: reply.status }),
     }
 }
 

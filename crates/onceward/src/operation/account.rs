@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Operation, Recalled};
-use crate::{
-    phase::Misuse,
-    record::{OpenEffect, Record},
-};
+use crate::{phase::Misuse, record::OpenEffect, store::Reservation};
 
 /// Kept by the operation, read by the engine.
 #[derive(Debug, Default)]
@@ -33,8 +30,8 @@ pub(crate) struct Account {
 /// What an attempt of a `single` route found in its way.
 #[derive(Debug)]
 pub(crate) enum Taken {
-    /// This record.
-    By(Box<Record>),
+    /// A record.
+    By(Reservation),
     /// Somebody's transaction, for longer than one waits.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "postgres", feature = "mysql")),

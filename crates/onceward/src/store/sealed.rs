@@ -118,29 +118,30 @@ impl SealedStore {
 impl Store for SealedStore {
     fn reserve(&self, ask: Ask) -> StoreFuture<'_, Reservation> {
         Box::pin(async move {
-            let scope = ask.id.scope.clone();
+            let id = ask.id.clone();
             let looks = ask.mode == Mode::LookupOnly;
             // Before anything is granted: work that cannot be kept sealed must not begin.
             if !looks {
-                self.seals.prepare(&scope).await?;
+                self.seals.prepare(&id.scope).await?;
             }
             let ask = self.seals.seal_ask(ask).await?;
             let reservation = self.inner.reserve(ask).await?;
             // Who finds a free key may be about to take it, in a transaction in which the store
             // cannot be written to by anybody else.
             if looks && reservation == Reservation::Free {
-                self.seals.prepare(&scope).await?;
+                self.seals.prepare(&id.scope).await?;
             }
-            self.seals.open_reservation(reservation).await
+            self.seals.open_reservation(&id, reservation).await
         })
     }
 
     fn claim(&self, claim: Claim) -> StoreFuture<'_, Reservation> {
         Box::pin(async move {
             // As for `reserve`.
-            self.seals.prepare(&claim.id.scope).await?;
+            let id = claim.id.clone();
+            self.seals.prepare(&id.scope).await?;
             let reservation = self.inner.claim(claim).await?;
-            self.seals.open_reservation(reservation).await
+            self.seals.open_reservation(&id, reservation).await
         })
     }
 

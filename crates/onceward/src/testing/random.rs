@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
-use super::{Harness, samples};
+use super::{Harness, harness::as_told, samples};
 use crate::{
     clock::Timestamp,
     record::{AttemptId, Effects, Fence, Inquiry, Lease, RecordId},
@@ -245,7 +245,7 @@ impl Operation {
             Operation::Reserve { place, attempt, .. } => {
                 let ask = self.ask().unwrap_or_else(|| unreachable!("a reserve asks"));
                 let answer = on.store.reserve(ask.clone()).await.map_err(failed)?;
-                let expected = on.model().reserve(&ask, now);
+                let expected = as_told(&answer, on.model().reserve(&ask, now));
                 same("reserve answers differently", &answer, &expected)?;
                 remember(leases, *place, *attempt, answer);
             }

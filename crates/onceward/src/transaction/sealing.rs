@@ -17,7 +17,7 @@ pub(crate) async fn reserve<C: Transactional>(
     if let Database::Sealed(sealed) = database {
         let ask = sealed.seals.seal_ask(ask.clone()).await?;
         let reservation = tx.reserve_in(&sealed.inner, &ask).await?;
-        return Ok(sealed.seals.open_reservation(reservation).await?);
+        return Ok(sealed.seals.open_reservation(&ask.id, reservation).await?);
     }
     tx.reserve_in(database, ask).await
 }

@@ -7,7 +7,7 @@ use std::{
 
 use onceward::{
     PgStore, Store as _,
-    record::{Effects, State},
+    record::Effects,
     store::{Ask, Mode, Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, reply, retry},
 };
@@ -64,11 +64,7 @@ async fn a_thousand_calls_at_once_are_a_few_statements() {
     let (_, with_writes) = statements(&home);
     assert!(with_writes - executed < 100, "{} statements for 1000 writes", with_writes - executed);
     let replayed = reserve_all(&home.store, asks.iter().map(retry).collect()).await;
-    let completed = |answer: &Reservation| match answer {
-        Reservation::Occupied { record, .. } => record.state == State::Completed,
-        _ => false,
-    };
-    assert!(replayed.iter().all(completed));
+    assert!(replayed.iter().all(|answer| answer.completed().is_some()));
     let (_, with_replays) = statements(&home);
     assert!(with_replays - with_writes < 100, "{} for 1000 replays", with_replays - with_writes);
 }
@@ -105,8 +101,7 @@ async fn reserves_and_writes_share_a_statement_and_are_answered_each_for_itself(
     let refused = log.lines().find(|line| line.contains("STATEMENT: ") && both(line));
     assert_eq!(refused, None, "the server did not take it");
     for replay in reserve_all(&home.store, known.iter().map(retry).collect()).await {
-        let Reservation::Occupied { record, .. } = replay else { panic!("{replay:?}") };
-        assert_eq!(record.state, State::Completed);
+        assert!(replay.completed().is_some(), "{replay:?}");
     }
 }
 
@@ -190,7 +185,7 @@ async fn a_call_that_is_alone_is_one_round_trip() {
         home.write(&lease, Write::Complete(reply("done"))).await;
         for _ in 0..2 {
             let replay = home.store.reserve(retry(&warm)).await.expect("reserve answers");
-            assert!(matches!(replay, Reservation::Occupied { .. }), "{replay:?}");
+            assert!(replay.completed().is_some(), "{replay:?}");
         }
     }
     home.occupy(&ask("warm-again")).await;
@@ -212,7 +207,7 @@ async fn a_call_that_is_alone_is_one_round_trip() {
     home.write(&lease, Write::Complete(reply("done"))).await;
     cost("a complete");
     let replay = home.store.reserve(retry(&asked)).await.expect("reserve answers");
-    assert!(matches!(replay, Reservation::Occupied { .. }), "{replay:?}");
+    assert!(replay.completed().is_some(), "{replay:?}");
     cost("a replay");
 }
 
@@ -499,8 +494,8 @@ async fn a_storm_of_replays_of_a_large_reply_is_answered() {
     home.write(&lease, Write::Complete(reply(body.clone()))).await;
     let asks = (0..300).map(|_| retry(&asked)).collect();
     for answer in reserve_all(&home.store, asks).await {
-        let Reservation::Occupied { record, .. } = answer else { panic!("{answer:?}") };
-        assert_eq!(record.reply.as_ref().map(|reply| reply.body_bytes().len()), Some(body.len()));
+        let completed = answer.completed().unwrap_or_else(|| panic!("{answer:?}"));
+        assert_eq!(completed.reply.body_bytes().len(), body.len());
     }
 }
 

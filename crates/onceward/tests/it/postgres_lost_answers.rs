@@ -332,6 +332,9 @@ async fn through_hundreds_of_random_cuts_store_and_model_hold_the_same() {
                     assert_eq!(*lease, expected, "round {round}");
                     leases.push(copy(lease));
                 }
+                (Reservation::Completed(found), expected) => {
+                    assert_eq!(Some(&**found), expected.completed().as_ref(), "round {round}");
+                }
                 (_, expected) => assert_eq!(answer, expected, "round {round}"),
             }
         } else {

@@ -318,8 +318,8 @@ async fn a_small_reply_is_in_the_row_of_its_record_and_a_larger_one_beside_it() 
     assert_eq!(places(&mut look).await, expected);
     for (asked, reply) in &sent {
         let replayed = home.store.reserve(retry(asked)).await.expect("reserve answers");
-        let Reservation::Occupied { record, .. } = replayed else { panic!("{replayed:?}") };
-        assert_eq!(record.reply.as_ref(), Some(reply), "{}", asked.id.key.as_str());
+        let replayed = replayed.completed().expect("completed").reply;
+        assert_eq!(&replayed, reply, "{}", asked.id.key.as_str());
         let loaded = home.store.load(&asked.id).await.expect("load answers").expect("there");
         assert_eq!(loaded.reply.as_ref(), Some(reply), "{}", asked.id.key.as_str());
     }

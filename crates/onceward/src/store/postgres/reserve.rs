@@ -120,6 +120,7 @@ pub(super) fn read_answer(row: &FoundRow<'_>, ask: &Ask) -> Answer {
             let record = Box::new(row.record(&ask.id)?);
             Ok(Answer::Now(Reservation::Occupied { record, lease_ran_out: false }))
         }
+        "replay" => Ok(Answer::Now(Reservation::Completed(Box::new(row.completed()?)))),
         "later" => Ok(Answer::Later),
         _ => Ok(Answer::Look(Box::new(row.record(&ask.id)?), row.now()?)),
     };

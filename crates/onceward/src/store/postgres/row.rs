@@ -19,7 +19,7 @@ use crate::{
         RecordId, State,
     },
     reply::{Reply, ReplyBody},
-    store::{StoreError, StoreErrorKind},
+    store::{Completed, StoreError, StoreErrorKind},
 };
 
 /// A row that is not what we wrote.
@@ -216,12 +216,10 @@ impl<'r> FoundRow<'r> {
         {
             return Err(BadRow("key"));
         }
-        let digest: &[u8] = self.get(column::FINGERPRINT)?;
-        let digest = digest.try_into().map_err(|_| BadRow("fingerprint"))?;
         let state = State::from_name(self.text(column::STATE)?).ok_or(BadRow("state"))?;
         Ok(Record {
             id: id.clone(),
-            fingerprint: Fingerprint::from_stored(self.number(column::RECIPE)?, digest),
+            fingerprint: self.fingerprint()?,
             generation: self.number(column::GENERATION)?,
             state,
             attempt: self.attempt()?,
@@ -251,6 +249,25 @@ impl<'r> FoundRow<'r> {
             queued_until: self.optional_time(column::QUEUED_UNTIL)?,
             reply: self.reply(state)?,
         })
+    }
+
+    /// As much of a completed record as a replay needs.
+    pub(super) fn completed(&self) -> Result<Completed, BadRow> {
+        let reply = self.reply(State::Completed)?.ok_or(BadRow("reply_status"))?;
+        Ok(Completed {
+            fingerprint: self.fingerprint()?,
+            generation: self.number(column::GENERATION)?,
+            attempt: self.attempt()?,
+            fence: self.fence()?,
+            expires_at: self.time(column::EXPIRES_AT)?,
+            reply,
+        })
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint, BadRow> {
+        let digest: &[u8] = self.get(column::FINGERPRINT)?;
+        let digest = digest.try_into().map_err(|_| BadRow("fingerprint"))?;
+        Ok(Fingerprint::from_stored(self.number(column::RECIPE)?, digest))
     }
 
     fn reply(&self, state: State) -> Result<Option<Reply>, BadRow> {

@@ -29,18 +29,17 @@ use super::{
     client::Client,
     error::unavailable,
     open::{RedisConnectError, reach, read_url},
-    row::{Decoder, Encoder, fields, read_record},
+    row::{Decoder, Encoder, encode_completed, read_completed},
     script::Script,
 };
 use crate::{
     clock::{Clock, SystemClock, Timestamp},
-    machine::{self, Change},
-    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep, State},
+    record::{AuditRecord, Lease, ProviderId, ProviderNote, Record, RecordId, SavedStep},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Beat, Claim, Database, Identity, IdentityCheck, Noted, Pulse,
-        Reaped, Regression, Reservation, Resolution, Resolve, Resolved, Resumable, ScopeKey, Store,
-        StoreError, StoreFuture, Swept, Which, Write, Written,
+        Advance, Advanced, Ask, Beat, Claim, Completed, Database, Identity, IdentityCheck, Noted,
+        Pulse, Reaped, Regression, Reservation, Resolution, Resolve, Resolved, Resumable, ScopeKey,
+        Store, StoreError, StoreFuture, Swept, Which, Write, Written,
         list::{AuditPage, AuditQuery, Page, Query, Stats},
     },
 };
@@ -153,18 +152,19 @@ impl CachedStore {
 
     async fn reserve_cached(&self, ask: Ask) -> Result<Reservation, StoreError> {
         let recalled = self.recall(&ask.id).await;
-        if let Some(Recalled { record: Some(record), .. }) = &recalled
-            && let Some(answer) = replayed(record, &ask, self.clock.now())
-        {
-            self.hits.fetch_add(1, Ordering::Relaxed);
-            return Ok(answer);
-        }
+        let now = match recalled {
+            Some(Recalled { completed: Some(completed), .. }) => {
+                self.hits.fetch_add(1, Ordering::Relaxed);
+                return Ok(Reservation::Completed(Box::new(completed)));
+            }
+            Some(Recalled { now, completed: None }) => Some(now),
+            None => None,
+        };
+        let id = ask.id.clone();
         let reservation = self.inner.reserve(ask).await?;
-        if let Reservation::Occupied { record, .. } = &reservation
-            && let Some(Recalled { now, record: None }) = recalled
-            && record.state == State::Completed
-        {
-            self.remember(record, now).await;
+        let Some(now) = now else { return Ok(reservation) };
+        if let Some(completed) = reservation.completed() {
+            self.remember(&id, &completed, now).await;
         }
         Ok(reservation)
     }
@@ -176,21 +176,21 @@ impl CachedStore {
             .ask(bucket, self.client.call(bucket, Script::Recall, vec![key], Vec::new()))
             .await?;
         let (entry, now) = (answer.bytes().ok()?, answer.time().ok()?);
-        let record = self.key.open(id, &entry, now);
-        if record.is_none() && !entry.is_empty() && entry != BARRIER {
+        let completed = self.key.open(id, &entry, now);
+        if completed.is_none() && !entry.is_empty() && entry != BARRIER {
             debug!("an entry of the cache does not fit its record");
         }
         // In the end of its retention the durable store decides.
         let latest = now.max(self.clock.now()).plus(SKEW_MAX);
-        Some(Recalled { now, record: record.filter(|record| latest < record.expires_at) })
+        Some(Recalled { now, completed: completed.filter(|found| latest < found.expires_at) })
     }
 
     /// Dies at a time that was set before the record was read, whenever it arrives, and never takes the
     /// place of a barrier.
-    async fn remember(&self, record: &Record, now: Timestamp) {
-        let (bucket, key) = self.place(&record.id);
+    async fn remember(&self, id: &RecordId, completed: &Completed, now: Timestamp) {
+        let (bucket, key) = self.place(id);
         let mut put = redis::cmd("SET");
-        put.arg(key).arg(self.key.seal(record, now)).arg("NX");
+        put.arg(key).arg(self.key.seal(id, completed, now)).arg("NX");
         put.arg("PXAT").arg(now.plus(ENTRY_LIFE).as_micros() / 1000);
         self.ask(bucket, self.client.command(bucket, &put)).await;
     }
@@ -279,18 +279,7 @@ impl CachedStore {
 /// What the cache answered, and when by its own clock.
 struct Recalled {
     now: Timestamp,
-    record: Option<Record>,
-}
-
-/// What the durable store would answer to a request that meets this record, if that is a replay or a
-/// refusal. Nothing is ever granted here.
-fn replayed(record: &Record, ask: &Ask, now: Timestamp) -> Option<Reservation> {
-    let step = machine::reserve(Some(record), ask, now);
-    let is_answer = matches!(
-        &step.answer,
-        Reservation::Occupied { record, lease_ran_out: false } if record.state == State::Completed
-    );
-    (step.change == Change::Keep && is_answer).then_some(step.answer)
+    completed: Option<Completed>,
 }
 
 impl Key {
@@ -321,21 +310,18 @@ impl Key {
         mac
     }
 
-    /// A record as an entry, with when it was read.
-    fn seal(&self, record: &Record, now: Timestamp) -> Vec<u8> {
+    /// What a retry needs of a record, as an entry, with when it was read.
+    fn seal(&self, id: &RecordId, completed: &Completed, now: Timestamp) -> Vec<u8> {
         let mut content = Encoder::new();
         content.integer(now.as_micros());
-        for (name, value) in fields(record) {
-            content.bytes(name.as_bytes());
-            content.bytes(&value);
-        }
-        let mut entry = self.mac(&record.id, &content.0).finalize().into_bytes().to_vec();
+        encode_completed(completed, &mut content);
+        let mut entry = self.mac(id, &content.0).finalize().into_bytes().to_vec();
         entry.extend(content.0);
         entry
     }
 
-    /// The record of an entry, if it is this one's, whole, and not older than an entry may be.
-    fn open(&self, id: &RecordId, entry: &bytes::Bytes, now: Timestamp) -> Option<Record> {
+    /// That of an entry, if it is this record's, whole, and not older than an entry may be.
+    fn open(&self, id: &RecordId, entry: &bytes::Bytes, now: Timestamp) -> Option<Completed> {
         let (mac, content) = entry.split_at_checked(32)?;
         self.mac(id, content).verify_slice(mac).ok()?;
         let mut content = Decoder::of(&entry.slice(32..))?;
@@ -343,11 +329,9 @@ impl Key {
         if now >= read_at.plus(ENTRY_LIFE) {
             return None;
         }
-        let mut found = Vec::new();
-        while !content.is_empty() {
-            found.push((content.bytes()?, content.bytes()?));
-        }
-        read_record(id.clone(), &found).filter(|record| record.state == State::Completed)
+        let completed = read_completed(&mut content)?;
+        content.end()?;
+        Some(completed)
     }
 }
 

@@ -25,6 +25,7 @@ use crate::{
         ProviderId, ProviderNote, Record, RecordId, State,
     },
     reply::{Reply, ReplyBody},
+    store::Completed,
 };
 
 /// The version of the encodings, first byte of each.
@@ -312,6 +313,30 @@ pub(super) fn decode_reply(whole: &Bytes) -> Option<Reply> {
     Some(reply)
 }
 
+/// What a retry needs of a completed record.
+pub(super) fn encode_completed(completed: &Completed, encoded: &mut Encoder) {
+    encoded.bytes(&completed.fingerprint.recipe().to_be_bytes());
+    encoded.bytes(completed.fingerprint.digest());
+    encoded.integer(completed.generation.into());
+    encoded.bytes(completed.attempt.as_bytes());
+    encoded.integer(completed.fence.number());
+    encoded.integer(completed.expires_at.as_micros());
+    encoded.bytes(&encode_reply(&completed.reply));
+}
+
+pub(super) fn read_completed(encoded: &mut Decoder) -> Option<Completed> {
+    let recipe = u16::from_be_bytes(encoded.bytes()?.as_ref().try_into().ok()?);
+    let digest = encoded.bytes()?.as_ref().try_into().ok()?;
+    Some(Completed {
+        fingerprint: Fingerprint::from_stored(recipe, digest),
+        generation: encoded.integer()?.try_into().ok()?,
+        attempt: AttemptId::from_bytes(encoded.bytes()?.as_ref().try_into().ok()?),
+        fence: Fence::from_stored(encoded.integer()?),
+        expires_at: Timestamp::from_micros(encoded.integer()?),
+        reply: decode_reply(&encoded.bytes()?)?,
+    })
+}
+
 /// What a script takes of an audit record: how it is told from others, when, of which generation.
 pub(super) fn audit_args(audit: &AuditRecord) -> [Vec<u8>; 4] {
     [
@@ -477,10 +502,6 @@ impl Decoder {
                 Some(Some(Timestamp::from_micros(micros)))
             }
         }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     pub(super) fn end(self) -> Option<()> {

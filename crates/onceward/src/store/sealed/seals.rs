@@ -19,7 +19,7 @@ use crate::{
     reply::{Reply, ReplyBody},
     scope::Scope,
     store::{
-        Advance, Advanced, Ask, Reservation, Store, StoreError, StoreErrorKind, Written,
+        Advance, Advanced, Ask, Completed, Reservation, Store, StoreError, StoreErrorKind, Written,
         mark::{SEALED, is_sealed},
         request::{decode_request, encode_request},
     },
@@ -282,10 +282,17 @@ impl Seals {
 
     pub(crate) async fn open_reservation(
         &self,
+        id: &RecordId,
         mut reservation: Reservation,
     ) -> Result<Reservation, StoreError> {
-        if let Reservation::Occupied { record, .. } = &mut reservation {
-            self.open_record(record).await?;
+        match &mut reservation {
+            Reservation::Occupied { record, .. } => self.open_record(record).await?,
+            Reservation::Completed(found) if found.reply.is_sealed() => {
+                let Completed { generation, attempt, fence, .. } = **found;
+                let of = Of { id, generation, attempt, fence };
+                found.reply = self.open_reply(of, found.reply.clone()).await?;
+            }
+            _ => {}
         }
         Ok(reservation)
     }

@@ -44,6 +44,16 @@ enum Answer {
     Reaped(Reaped),
 }
 
+impl Answer {
+    /// The answer to a reserve. Some stores tell of a completed record in short.
+    fn of(reservation: Reservation) -> Self {
+        match reservation.completed() {
+            Some(completed) => Answer::Reserved(Reservation::Completed(Box::new(completed))),
+            None => Answer::Reserved(reservation),
+        }
+    }
+}
+
 impl Call {
     fn name(&self) -> StoreCall {
         match self {
@@ -59,7 +69,7 @@ impl Call {
 
     async fn make(self, store: Arc<dyn Store>) -> Answer {
         match self {
-            Call::Reserve(ask) => Answer::Reserved(store.reserve(ask).await.expect("an answer")),
+            Call::Reserve(ask) => Answer::of(store.reserve(ask).await.expect("an answer")),
             Call::Claim(claim) => Answer::Reserved(store.claim(claim).await.expect("an answer")),
             Call::Write(lease, write) => {
                 Answer::Written(store.write(&lease, write).await.expect("an answer"))
@@ -78,7 +88,7 @@ impl Call {
     fn expected(&self, model: &mut Model, on: &Harness) -> Answer {
         let now = on.now();
         match self.clone() {
-            Call::Reserve(ask) => Answer::Reserved(model.reserve(&ask, now)),
+            Call::Reserve(ask) => Answer::of(model.reserve(&ask, now)),
             Call::Claim(claim) => Answer::Reserved(model.claim(&claim, now)),
             Call::Write(lease, write) => Answer::Written(model.write(&lease, write, now)),
             Call::Advance(lease, advance) => Answer::Advanced(model.advance(&lease, advance)),

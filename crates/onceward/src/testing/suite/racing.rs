@@ -159,10 +159,9 @@ pub async fn a_burst_of_1000_different_keys_is_granted_without_mixing_up_answers
     }
     let retries: Vec<Ask> = asks.iter().map(retry).collect();
     for (ask, answer) in retries.iter().zip(reserve_at_once(&on.store, &retries).await) {
-        let Reservation::Occupied { record, .. } = answer else { panic!("expected a record") };
-        assert_eq!((&record.id, record.fingerprint), (&ask.id, ask.fingerprint));
+        let completed = answer.completed().expect("a completed record");
         let body = ask.id.key.as_str().to_owned();
-        assert_eq!(record.reply, Some(reply(body)));
+        assert_eq!((completed.fingerprint, completed.reply), (ask.fingerprint, reply(body)));
     }
 }
 
@@ -320,7 +319,7 @@ pub async fn in_a_crowd_every_acknowledged_reply_is_the_stored_one(on: Harness) 
                     assert_eq!(written, Written::Applied, "a live lease is not superseded");
                     (!give_up).then(|| (ask.id, reply(number.to_string())))
                 }
-                Reservation::Occupied { .. } => None,
+                Reservation::Occupied { .. } | Reservation::Completed(_) => None,
                 other => panic!("unexpected {other:?}"),
             }
         }
