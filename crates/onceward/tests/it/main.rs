@@ -73,6 +73,7 @@ mod redis_losses;
 mod redis_lost_answers;
 mod redis_opening;
 mod redis_resharding;
+mod rehearsing;
 mod replay;
 mod resumer;
 mod schema;
