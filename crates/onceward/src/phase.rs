@@ -101,8 +101,9 @@ pub enum Misuse {
     NotInTransaction,
     /// The connection's commits would be acknowledged before they are on the disk.
     #[error(
-        "the connection does not wait for the disk when it commits: open it with \
-         `PRAGMA synchronous = FULL`, and leave `journal_mode` at WAL"
+        "the connection does not wait for the disk when it commits: on SQLite open it with \
+         `PRAGMA synchronous = FULL` and leave `journal_mode` at WAL, on PostgreSQL leave \
+         `synchronous_commit` on"
     )]
     NotDurable,
     /// The records are elsewhere, so that they cannot be part of the transaction.

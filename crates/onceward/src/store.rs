@@ -164,9 +164,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The record as it stands now, expiry taken into account.
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>>;
 
-    /// Those of these records that nobody is at work on any more, for requests that wait for them.
-    /// One call for all that a process waits for. A store that is shared should override it by one
-    /// round trip.
+    /// Those of these records that nobody is at work on any more, for requests that wait for them; one
+    /// that is not there is among them, and one whose lease is over may be. One call for all that a
+    /// process waits for. A store that is shared should override it by one round trip.
     fn settled(&self, ids: Vec<RecordId>) -> StoreFuture<'_, Vec<RecordId>> {
         Box::pin(async move {
             let mut settled = Vec::new();

@@ -28,7 +28,8 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
--- The record that this attempt holds, locked until the transaction ends.
+-- The record that this attempt holds, locked until the transaction ends. What is acknowledged after a
+-- COMMIT must not be lost, so that one which does not wait for the disk is refused.
 CREATE FUNCTION onceward.held(operation text, attempt uuid, fence bigint)
 RETURNS onceward.records
 LANGUAGE plpgsql VOLATILE
@@ -39,6 +40,10 @@ DECLARE
     a record := onceward.address(held.operation);
     r onceward.records;
 BEGIN
+    IF current_setting('synchronous_commit') = 'off' THEN
+        RAISE EXCEPTION 'onceward: this transaction does not wait for the disk when it commits'
+            USING ERRCODE = 'OW002', HINT = 'Leave synchronous_commit on.';
+    END IF;
     SELECT * INTO r FROM onceward.records
     WHERE scope = a.scope AND key = a.key FOR NO KEY UPDATE;
     IF r.record_id IS NULL OR r.attempt IS DISTINCT FROM held.attempt

@@ -116,7 +116,8 @@ impl Rehearsal {
     /// Plays all trials, each on a stage of its own, whose store should use the clock it is given.
     ///
     /// # Panics
-    /// When the handler does not come to its end, or a trial ends otherwise than the undisturbed run.
+    /// When the handler makes no step or does not come to its end, or when a trial ends otherwise than
+    /// the undisturbed run. One that hangs has its end at `max_execution`.
     ///
     /// # Cancel safety
     /// May be dropped.
@@ -127,6 +128,7 @@ impl Rehearsal {
             assert!(played.1 != "unknown", "undisturbed, the outcome is unknown: {played:?}");
             (played, undisturbed.seen())
         };
+        assert!(!edges.is_empty(), "the handler makes no step: there is nothing to disturb");
         let mut trials = Vec::new();
         for (number, (edge, step)) in edges.iter().enumerate() {
             for disturbance in [Disturbance::Cut, Disturbance::Fail] {
@@ -178,6 +180,10 @@ impl Rehearsal {
                 let (parts, body) = response.into_parts();
                 let Captured::Whole(body) = body;
                 let reply = match kind {
+                    "unknown" if !may_be_unknown(&*stage.store()).await => panic!(
+                        "the outcome is unknown, and no effect that is not idempotent is open: {:?}",
+                        plan.seen()
+                    ),
                     "unknown" => (StatusCode::CONFLICT, Bytes::new()),
                     _ => (parts.status, body),
                 };
@@ -206,6 +212,13 @@ fn end(response: &Answer) -> Option<&'static str> {
         "unknown" => Some("unknown"),
         _ => None,
     }
+}
+
+/// Whether an effect that must not be called again may have acted. Of any other unknown outcome, such as
+/// that of a handler which does not end, the handler is the cause.
+async fn may_be_unknown(store: &dyn Store) -> bool {
+    let due = store.due_unknown(1, Vec::new()).await.expect("the store answers");
+    due.iter().any(|record| record.progress.must_not_go_on())
 }
 
 async fn run<S: Stage>(

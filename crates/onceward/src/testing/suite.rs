@@ -13,6 +13,7 @@ pub mod pending;
 pub mod queueing;
 pub mod stepping;
 pub mod resuming;
+pub mod waiting;
 pub mod keeping;
 pub mod racing;
 pub mod interleaving;
@@ -254,6 +255,11 @@ macro_rules! __store_suite_cases {
                 dropping_an_advance_at_any_await_leaves_a_legal_record
                 dropping_a_save_at_any_await_keeps_step_and_result_together
                 dropping_a_reserve_keeps_record_and_request_together
+            }
+            waiting {
+                those_who_wait_are_told_of_what_nobody_is_at_work_on
+                those_who_wait_are_told_of_what_was_decided_or_has_expired
+                many_are_asked_about_in_one_call
             }
             keeping {
                 keys_with_every_allowed_byte_round_trip

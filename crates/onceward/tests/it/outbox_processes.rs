@@ -5,7 +5,6 @@ use std::{
     collections::BTreeMap,
     env,
     io::{BufRead as _, BufReader, Write as _},
-    path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     time::Duration,
@@ -14,17 +13,19 @@ use std::{
 use axum::{Json, Router, body::Bytes, extract::State, routing::post};
 use http::HeaderMap;
 use onceward::{
-    Message, OutboxStore, Relay, SqliteOptions, SqliteStore, Store as _,
+    Message, OutboxStore, PgOptions, PgStore, Relay, SqliteOptions, SqliteStore, Store,
     clock::{Clock, SystemClock, Timestamp},
     outbox::{HttpSink, MessageState, Relayed, Staged, StoredMessage},
-    store::Write,
+    store::{Reservation, Write},
+    testing::samples::{ask, reply},
 };
+use onceward_testbed::Postgres;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::net::TcpListener;
 
-use crate::file_store::{ask, directory, granted, reply};
+use crate::postgres_home::new_schema;
 
-const FILE: &str = "ONCEWARD_TEST_OUTBOX_FILE";
+const PLACE: &str = "ONCEWARD_TEST_OUTBOX_PLACE";
 const LEDGER: &str = "ONCEWARD_TEST_OUTBOX_LEDGER";
 const ROUND: &str = "ONCEWARD_TEST_OUTBOX_ROUND";
 const HOST: &str = "outbox_processes::killed_relays_lose_nothing_and_repeat_nothing";
@@ -45,12 +46,26 @@ impl Clock for Ahead {
     }
 }
 
-async fn open(path: &Path, round: u32) -> SqliteStore {
-    let options = SqliteOptions::new(path).clock(Arc::new(Ahead(round)));
-    SqliteStore::open(options).await.expect("a store")
+/// What is asked of it here.
+trait Both: Store + OutboxStore {}
+impl<S: Store + OutboxStore> Both for S {}
+
+/// At a path, or in a schema (`SCHEMA@URL`).
+async fn open(place: &str, round: u32) -> Arc<dyn Both> {
+    let clock = Arc::new(Ahead(round));
+    match place.split_once('@') {
+        Some((schema, url)) => {
+            let options = PgOptions::new(url).schema(schema).clock(clock);
+            Arc::new(PgStore::connect(options).await.expect("a store"))
+        }
+        None => {
+            let options = SqliteOptions::new(place).clock(clock);
+            Arc::new(SqliteStore::open(options).await.expect("a store"))
+        }
+    }
 }
 
-fn relay(store: Arc<SqliteStore>, ledger: &str) -> Relay {
+fn relay(store: Arc<dyn Both>, ledger: &str) -> Relay {
     let once = HttpSink::idempotent(&format!("{ledger}/once")).expect("a sink");
     let each = HttpSink::not_idempotent(&format!("{ledger}/each")).expect("a sink");
     Relay::new(store)
@@ -121,10 +136,10 @@ async fn serve(ledger: Shared) -> String {
 }
 
 /// This test once more, as a relay that works until it is killed.
-fn start(path: &Path, ledger: &str, round: u32) -> Child {
+fn start(place: &str, ledger: &str, round: u32) -> Child {
     let program = env::current_exe().expect("this program");
     let mut command = Command::new(program);
-    command.args(["--exact", HOST, "--nocapture"]).env(FILE, path).env(LEDGER, ledger);
+    command.args(["--exact", HOST, "--nocapture"]).env(PLACE, place).env(LEDGER, ledger);
     command.env(ROUND, round.to_string()).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("started");
     let said = BufReader::new(child.stdout.as_mut().expect("piped")).lines();
@@ -135,15 +150,15 @@ fn start(path: &Path, ledger: &str, round: u32) -> Child {
 async fn work_until_killed() {
     let given = |name| env::var(name).expect("given to the child");
     let round = given(ROUND).parse().expect("a number");
-    let store = Arc::new(open(Path::new(&given(FILE)), round).await);
+    let store = open(&given(PLACE), round).await;
     let relay = relay(store, &given(LEDGER));
     std::io::stdout().write_all(b"ready\n").expect("said");
     relay.run(std::future::pending()).await;
 }
 
-async fn stage_all(store: &SqliteStore) {
-    let ask = ask("order-1");
-    let lease = granted(store, &ask).await;
+async fn stage_all(store: &dyn Both) {
+    let reserved = store.reserve(ask("order-1")).await.expect("an answer");
+    let Reservation::Granted { lease, .. } = reserved else { panic!("expected a grant") };
     for number in 0..MESSAGES {
         let payload = format!("{number:04}");
         let aggregate = format!("account-{}", number % AGGREGATES);
@@ -154,10 +169,10 @@ async fn stage_all(store: &SqliteStore) {
             assert_eq!(staged, Staged::Applied);
         }
     }
-    let _written = store.write(&lease, Write::Complete(reply(b"ok"))).await.expect("an answer");
+    let _written = store.write(&lease, Write::Complete(reply("ok"))).await.expect("an answer");
 }
 
-async fn listed(store: &SqliteStore, state: MessageState, sink: &str) -> Vec<StoredMessage> {
+async fn listed(store: &dyn Both, state: MessageState, sink: &str) -> Vec<StoredMessage> {
     let listed = store.list(state, None, 10_000).await.expect("an answer");
     listed.into_iter().filter(|stored| *stored.message.sink == *sink).collect()
 }
@@ -166,38 +181,44 @@ async fn listed(store: &SqliteStore, state: MessageState, sink: &str) -> Vec<Sto
 fn killed_relays_lose_nothing_and_repeat_nothing() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     // Started by itself, this test is one of the relays.
-    match env::var_os(FILE) {
+    match env::var_os(PLACE) {
         Some(_) => runtime.block_on(work_until_killed()),
-        None => runtime.block_on(kill_and_judge()),
+        None => {
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("store.db").display().to_string();
+            runtime.block_on(kill_and_judge(&path));
+        }
     }
 }
 
-async fn kill_and_judge() {
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_relays_on_postgres_lose_nothing_and_repeat_nothing() {
+    let url = Postgres::shared().url("postgres");
+    kill_and_judge(&format!("{}@{url}", new_schema())).await;
+}
+
+async fn kill_and_judge(place: &str) {
     let seed = env::var("ONCEWARD_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(rand::random);
     eprintln!("ONCEWARD_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let directory = directory();
-    let path = directory.path().join("store.db");
-    let store = open(&path, 0).await;
-    stage_all(&store).await;
-    store.close().await;
+    stage_all(&*open(place, 0).await).await;
     let ledger = Shared::default();
     let url = serve(Arc::clone(&ledger)).await;
     for round in 1..=ROUNDS {
-        let mut child = start(&path, &url, round);
+        let mut child = start(place, &url, round);
         tokio::time::sleep(Duration::from_micros(random.random_range(0..60_000))).await;
         child.kill().expect("killed");
         child.wait().expect("ended");
     }
     // One that is not killed does what is left.
-    let store = Arc::new(open(&path, ROUNDS + 1).await);
+    let store = open(place, ROUNDS + 1).await;
     let rest = relay(Arc::clone(&store), &url).run_once(u32::MAX).await;
     assert_eq!((rest.retried, rest.superseded, rest.store_failures), (0, 0, 0), "{rest:?}");
-    judge(&store, &ledger, rest).await;
+    judge(&*store, &ledger, rest).await;
 }
 
-async fn judge(store: &SqliteStore, ledger: &Shared, rest: Relayed) {
+async fn judge(store: &dyn Both, ledger: &Shared, rest: Relayed) {
     let ledger = std::mem::take(&mut *ledger.lock().expect("not poisoned"));
     let once = listed(store, MessageState::Done, "once").await;
     assert_eq!(once.len(), MESSAGES, "every message ends delivered");

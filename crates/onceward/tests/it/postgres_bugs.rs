@@ -70,6 +70,13 @@ const REAPS_WHAT_IS_NOT_TERMINAL: Bug = Bug::In(
 const REAPS_TOO_EARLY: Bug =
     Bug::In("reap", &[("r.reap_at <= t", "true"), ("AND r.expires_at <= t", "")]);
 
+/// Those who wait are told of nothing, of everything, or of what waits for a worker.
+const TELLS: [Bug; 3] = [
+    Bug::In("settled", &[("WHERE coalesce(", "WHERE false AND coalesce(")]),
+    Bug::In("settled", &[("WHERE coalesce(", "WHERE true OR coalesce(")]),
+    Bug::In("settled", &[("r.state <> 'pending' AND ", "")]),
+];
+
 /// A store with a bug.
 async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
     let (url, schema) = (Postgres::shared().url("postgres"), new_schema());
@@ -221,4 +228,11 @@ fn a_reap_of_what_is_not_terminal_is_found() {
 #[test]
 fn a_reap_before_retention_is_over_is_found() {
     found_by(broken, REAPS_TOO_EARLY, suite::expiring::retention_that_ends_exactly_now_is_over);
+}
+
+#[test]
+fn a_store_that_does_not_tell_those_who_wait_of_what_is_done_is_found() {
+    for bug in TELLS {
+        found_by(broken, bug, suite::waiting::those_who_wait_are_told_of_what_nobody_is_at_work_on);
+    }
 }

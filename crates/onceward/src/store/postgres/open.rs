@@ -98,15 +98,18 @@ pub(super) struct Statements {
     pub(super) complete_all: Arc<str>,
     pub(super) give_up: Arc<str>,
     pub(super) complete_one: Arc<str>,
+    pub(super) complete_within: Arc<str>,
     pub(super) both: Arc<str>,
     pub(super) load: Arc<str>,
     pub(super) change: Arc<str>,
     pub(super) remember: Arc<str>,
     pub(super) step: Arc<str>,
+    pub(super) step_within: Arc<str>,
     pub(super) steps: Arc<str>,
     pub(super) resumable: Arc<str>,
     pub(super) due_unknown: Arc<str>,
     pub(super) stage: Arc<str>,
+    pub(super) stage_within: Arc<str>,
     pub(super) settled: Arc<str>,
     pub(super) claim_messages: Arc<str>,
     pub(super) give_up_message: Arc<str>,
@@ -144,12 +147,17 @@ impl Statements {
     pub(super) fn of(schema: &str) -> Self {
         let named = |sql: &str| Arc::from(in_schema(sql, schema));
         let reserve_one = format!("onceward.reserve_one({})", parameters(1, 15));
+        let complete_one = format!("onceward.complete_one({})", parameters(1, 10));
+        let step = format!("onceward.step({})", parameters(1, 8));
+        let stage = format!("onceward.stage_message({})", parameters(1, 11));
         Statements {
             reserve: named(&format!("SELECT * FROM onceward.reserve({})", parameters(1, 19))),
             reserve_one: named(&format!("SELECT * FROM {reserve_one}")),
             reserve_within: named(&format!(
-                "SELECT *, (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
-                 FROM {reserve_one}"
+                "SELECT r.*, d.durable, \
+                 (SELECT value FROM onceward.meta WHERE name = 'name') AS store \
+                 FROM (SELECT {DURABLE} AS durable OFFSET 0) d \
+                 LEFT JOIN LATERAL (SELECT * FROM {reserve_one} WHERE d.durable OFFSET 0) r ON true"
             )),
             renew: named(
                 "SELECT r.attempt FROM onceward.renew($1, $2, $3, $4, $5, $6) AS r (attempt)",
@@ -159,10 +167,8 @@ impl Statements {
                 parameters(1, 10)
             )),
             give_up: named(&format!("SELECT onceward.give_up({}) AS applied", parameters(1, 8))),
-            complete_one: named(&format!(
-                "SELECT onceward.complete_one({}) AS attempt",
-                parameters(1, 10)
-            )),
+            complete_one: named(&format!("SELECT {complete_one} AS attempt")),
+            complete_within: named(&if_durable(&complete_one, "attempt")),
             both: named(&format!(
                 "SELECT r.*, w.applied \
                  FROM (SELECT onceward.complete_all({}) AS applied OFFSET 0) w \
@@ -179,7 +185,8 @@ impl Statements {
                  jsonb_populate_record(NULL::onceward.audit_records, $1::jsonb), \
                  $1::jsonb ->> 'reply_schema', $2, $3)",
             ),
-            step: named("SELECT onceward.step($1, $2, $3, $4, $5, $6, $7, $8)"),
+            step: named(&format!("SELECT {step}")),
+            step_within: named(&if_durable(&step, "verdict")),
             steps: named(
                 "SELECT s.name, s.result FROM onceward.steps s \
                  WHERE s.record_id = (SELECT r.record_id FROM onceward.records r \
@@ -203,9 +210,8 @@ impl Statements {
                  WHERE r.record_id = d.record_id AND r.state = 'unknown' OFFSET 0) r \
                  ORDER BY d.position",
             ),
-            stage: named(
-                "SELECT onceward.stage_message($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
-            ),
+            stage: named(&format!("SELECT {stage}")),
+            stage_within: named(&if_durable(&stage, "verdict")),
             settled: named("SELECT * FROM onceward.settled($1, $2, $3)"),
             claim_messages: named("SELECT * FROM onceward.claim_messages($1, $2, $3, $4, $5)"),
             give_up_message: named(
@@ -298,6 +304,14 @@ impl Statements {
             provider_ids: named("SELECT * FROM onceward.provider_ids_of($1, $2)"),
         }
     }
+}
+
+/// Whether the transaction's COMMIT will wait for the disk.
+const DURABLE: &str = "current_setting('synchronous_commit') <> 'off'";
+
+/// Calls a function only if the transaction will be on the disk when it is committed, and says so.
+fn if_durable(call: &str, name: &str) -> String {
+    format!("SELECT CASE WHEN {DURABLE} THEN {call} END AS {name}, {DURABLE} AS durable")
 }
 
 /// `$2, $3, $4` from 2 to 4.

@@ -25,10 +25,14 @@ use crate::{
     store::{StoreError, StoreErrorKind, StoreFuture},
 };
 
-pub(super) fn bind_stage(link: &impl Caller, lease: &Lease, message: &Message) -> Call<'static> {
+pub(super) fn bind_stage(
+    call: Call<'static>,
+    link: &impl Caller,
+    lease: &Lease,
+    message: &Message,
+) -> Call<'static> {
     let owner = Owner::from(lease);
-    call(&link.statements().stage)
-        .bind(link.now())
+    call.bind(link.now())
         .bind(owner.id.scope.as_str().to_owned())
         .bind(owner.id.key.as_str().to_owned())
         .bind(uuid(owner.attempt))
@@ -57,7 +61,8 @@ async fn stage(link: &mut Link, lease: Lease, message: Message) -> Result<Staged
     if let Some(refusal) = message.refusal() {
         return Ok(Staged::Refused(refusal));
     }
-    let rows = fetch(link, |link| bind_stage(link, &lease, &message)).await?;
+    let bind = |link: &Link| bind_stage(call(&link.statements().stage), link, &lease, &message);
+    let rows = fetch(link, bind).await?;
     read_staged(&rows)
 }
 

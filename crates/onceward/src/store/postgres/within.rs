@@ -89,6 +89,14 @@ impl Caller for Within<'_> {
     }
 }
 
+/// The rows, if the transaction will be on the disk when it is committed: if not, nothing was done.
+fn durable(rows: Vec<PgRow>) -> Result<Vec<PgRow>, NotWritten> {
+    match rows.first().map(|row| row.try_get("durable")) {
+        Some(Ok(false)) => Err(NotWritten::Misuse(Misuse::NotDurable)),
+        _ => Ok(rows),
+    }
+}
+
 fn not_written(lost: Lost) -> NotWritten {
     match lost {
         Lost::Failed(error) if is_elsewhere(&error) => NotWritten::Misuse(Misuse::OtherDatabase),
@@ -120,14 +128,21 @@ impl Connection for PgConnection {
         let mut within = Within::new(self, database)?;
         let statement = call(&within.statements().reserve_within);
         let reserve = bind_reserve(statement, &within, ask, Some(PATIENCE));
-        let rows = within.fetch(reserve).await.map_err(not_written)?;
+        let rows = within.fetch(reserve).await.map_err(|lost| match &lost {
+            // At REPEATABLE READ and above: somebody else has made the record, or changed it, since this
+            // transaction began to look.
+            Lost::Failed(error) if remedy(error) == Remedy::Again => NotWritten::Locked,
+            _ => not_written(lost),
+        })?;
         // Another database may have a store too, in which the same key would be free.
         if let Some(row) = rows.first()
             && row.try_get("store").ok() != Some(&*within.database.name)
         {
             return Err(NotWritten::Misuse(Misuse::OtherDatabase));
         }
-        let seen = match rows.first().map(|row| read_answer(&FoundRow::new(row), ask)) {
+        let rows = durable(rows)?;
+        let found = rows.first().map(FoundRow::new).filter(|row| !row.verdict().is_empty());
+        let seen = match found.map(|row| read_answer(&row, ask)) {
             Some(Answer::Now(reservation)) => return Ok(reservation),
             Some(Answer::Bad(bad)) => return Err(NotWritten::Store(damaged(bad))),
             Some(Answer::Look(record, now)) => Some((record, now)),
@@ -143,8 +158,9 @@ impl Connection for PgConnection {
         reply: Reply,
     ) -> Result<Written, NotWritten> {
         let mut within = Within::new(self, database)?;
-        let complete = bind_complete(&within, lease, &reply, Some(PATIENCE));
-        let rows = within.fetch(complete).await.map_err(not_written)?;
+        let complete = call(&within.statements().complete_within);
+        let complete = bind_complete(complete, &within, lease, &reply, Some(PATIENCE));
+        let rows = durable(within.fetch(complete).await.map_err(not_written)?)?;
         if attempts(&rows).contains(&lease.attempt) {
             return Ok(Written::Applied);
         }
@@ -158,8 +174,8 @@ impl Connection for PgConnection {
         advance: Advance,
     ) -> Result<Advanced, NotWritten> {
         let mut within = Within::new(self, database)?;
-        let step = bind_step(call(&within.statements().step), lease, &advance);
-        let rows = within.fetch(step).await.map_err(not_written)?;
+        let step = bind_step(call(&within.statements().step_within), lease, &advance);
+        let rows = durable(within.fetch(step).await.map_err(not_written)?)?;
         match read_verdict(&rows).map_err(NotWritten::Store)? {
             Verdict::Is(advanced) => Ok(advanced),
             Verdict::Superseded => Ok(Advanced::Superseded(None)),
@@ -176,8 +192,9 @@ impl Connection for PgConnection {
         if let Some(refusal) = message.refusal() {
             return Ok(Staged::Refused(refusal));
         }
-        let stage = bind_stage(&within, lease, message);
-        let rows = within.fetch(stage).await.map_err(not_written)?;
+        let stage = call(&within.statements().stage_within);
+        let stage = bind_stage(stage, &within, lease, message);
+        let rows = durable(within.fetch(stage).await.map_err(not_written)?)?;
         read_staged(&rows).map_err(NotWritten::Store)
     }
 }

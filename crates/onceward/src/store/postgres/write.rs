@@ -105,7 +105,10 @@ impl GuardedWrite {
             return;
         }
         if let [GuardedWrite { lease, write: Write::Complete(reply), .. }] = &batch[..] {
-            let sent = send(link, &mut lost, |link| bind_complete(link, lease, reply, None)).await;
+            let bind = |link: &Link| {
+                bind_complete(call(&link.statements().complete_one), link, lease, reply, None)
+            };
+            let sent = send(link, &mut lost, bind).await;
             match sent {
                 Sent::Locked => Self::send_unlocked(batch, lost, link).await,
                 sent => Self::answer(batch, sent, attempts, lost, link).await,
@@ -216,14 +219,14 @@ pub(super) enum Locked {
 
 /// One reply that is alone. `patience` is how long it waits for whoever has the record locked.
 pub(super) fn bind_complete(
+    call: Call<'static>,
     link: &impl Caller,
     lease: &Lease,
     reply: &Reply,
     patience: Option<&'static str>,
 ) -> Call<'static> {
     let (status, headers, schema_version, body) = reply_parts(reply);
-    call(&link.statements().complete_one)
-        .bind(link.now())
+    call.bind(link.now())
         .bind(lease.id.scope.as_str().to_owned())
         .bind(lease.id.key.as_str().to_owned())
         .bind(uuid(lease.attempt))
