@@ -74,6 +74,7 @@ mod redis_losses;
 mod redis_lost_answers;
 mod redis_opening;
 mod redis_resharding;
+mod redis_steps;
 mod replay;
 mod resumer;
 mod schema;
