@@ -111,12 +111,21 @@ struct Shared {
     on_fault: OnFault,
 }
 
-/// Cuts the next connection whose client sends these bytes.
+/// Waits for a client that sends these bytes.
 struct Trap {
     pattern: Vec<u8>,
-    /// `None` cuts before they are passed on. Else they are, and these are awaited in the answer,
-    /// of which the client gets nothing.
-    until: Option<Vec<u8>>,
+    then: Then,
+}
+
+/// What becomes of the connection.
+#[derive(Clone)]
+enum Then {
+    /// It is cut before they are passed on.
+    Cut,
+    /// They are passed on, these are awaited in the answer, of which the client gets nothing, and it is cut.
+    CutAfter(Vec<u8>),
+    /// This is their answer. They are not passed on, and all else is.
+    Answer(Vec<u8>),
 }
 
 impl CutProxy {
@@ -224,7 +233,7 @@ impl CutProxy {
 
     /// Cuts the next connection whose client sends `pattern`, before the server sees that.
     pub fn cut_before(&self, pattern: &[u8]) {
-        *lock(&self.shared.trap) = Some(Trap { pattern: pattern.to_owned(), until: None });
+        *lock(&self.shared.trap) = Some(Trap { pattern: pattern.to_owned(), then: Then::Cut });
     }
 
     /// Cuts the next connection whose client sends `pattern`, after the server has answered: the
@@ -233,8 +242,15 @@ impl CutProxy {
     ///
     /// [`READY_FOR_QUERY`] fits PostgreSQL; nothing at all means the first bytes of any answer.
     pub fn cut_after(&self, pattern: &[u8], until: &[u8]) {
-        let (pattern, until) = (pattern.to_owned(), Some(until.to_owned()));
-        *lock(&self.shared.trap) = Some(Trap { pattern, until });
+        let (pattern, then) = (pattern.to_owned(), Then::CutAfter(until.to_owned()));
+        *lock(&self.shared.trap) = Some(Trap { pattern, then });
+    }
+
+    /// Answers the next piece from a client in which `pattern` is in the place of the server, which does not
+    /// see it.
+    pub fn answer(&self, pattern: &[u8], answer: &[u8]) {
+        let (pattern, then) = (pattern.to_owned(), Then::Answer(answer.to_owned()));
+        *lock(&self.shared.trap) = Some(Trap { pattern, then });
     }
 
     /// From now on something else arrives wherever a client sends `from`, as if the client had a bug.
@@ -253,7 +269,8 @@ impl CutProxy {
         self.shared.replacements.load(SeqCst)
     }
 
-    /// How often [`CutProxy::cut_before`] and [`CutProxy::cut_after`] have cut a connection.
+    /// How often [`CutProxy::cut_before`] and [`CutProxy::cut_after`] have cut a connection, and
+    /// [`CutProxy::answer`] has answered.
     pub fn sprung(&self) -> u64 {
         self.shared.sprung.load(SeqCst)
     }

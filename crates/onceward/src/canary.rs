@@ -267,6 +267,9 @@ impl Canary {
         self.regressed.store(now.is_some(), Ordering::Relaxed);
         observe::store_is_regressed(now.is_some());
         match now {
+            // It goes on, and the store says so at its own pace.
+            Some(Regression { since: None, .. })
+                if before.is_some_and(|before| before.since.is_none()) => {}
             Some(Regression { since, found }) => {
                 observe::store_regressed();
                 error!(

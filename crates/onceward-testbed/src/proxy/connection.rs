@@ -7,10 +7,11 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::TcpStream,
+    sync::Notify,
     time::{sleep, timeout},
 };
 
-use super::{Break, Fate, Shared, Trap, Way, lock, replacer::Replacer};
+use super::{Break, Fate, Shared, Then, Trap, Way, lock, replacer::Replacer};
 
 /// A connection that leads nowhere is kept open this long.
 const NOWHERE: Duration = Duration::from_secs(6);
@@ -44,7 +45,13 @@ pub(super) async fn connection(shared: Arc<Shared>, number: u64, mut near: TcpSt
         Fate::Slices => (shared.on_fault)("slices", &format!("connection {number}")),
         Fate::Honest | Fate::Breaks(..) => {}
     }
-    let link = Link { shared: &shared, fate, awaited: Mutex::default() };
+    let link = Link {
+        shared: &shared,
+        fate,
+        awaited: Mutex::default(),
+        own: Mutex::default(),
+        has_own: Notify::new(),
+    };
     let passed = {
         let ((near_read, near_write), (far_read, far_write)) = (near.split(), far.split());
         let both = async {
@@ -98,6 +105,9 @@ struct Link<'a> {
     fate: Fate,
     /// Once a trap has sprung: what the answer must hold before the cut.
     awaited: Mutex<Option<Vec<u8>>>,
+    /// What the client is answered in the place of the server.
+    own: Mutex<Vec<u8>>,
+    has_own: Notify,
 }
 
 impl Link<'_> {
@@ -117,7 +127,14 @@ impl Link<'_> {
         let mut buffer = [0; 4096];
         let mut replacer = Replacer::default();
         loop {
-            let read = from.read(&mut buffer).await?;
+            let read = tokio::select! {
+                read = from.read(&mut buffer) => read?,
+                () = self.has_own.notified(), if way == Way::Back => {
+                    let own = std::mem::take(&mut *lock(&self.own));
+                    to.write_all(&own).await?;
+                    continue;
+                }
+            };
             if read == 0 {
                 to.shutdown().await?;
                 return Ok(());
@@ -176,21 +193,27 @@ impl Link<'_> {
     /// Whether a piece from the client may go on, or that the connection is to be cut.
     fn asks(&self, piece: &[u8], seen: &mut Seen) -> Result<bool, Stopped> {
         let mut trap = lock(&self.shared.trap);
-        let Some(Trap { pattern, until }) = &*trap else { return Ok(true) };
+        let Some(Trap { pattern, then }) = &*trap else { return Ok(true) };
         if !seen.holds(piece, pattern) {
             return Ok(true);
         }
-        let until = until.clone();
+        let then = then.clone();
         *trap = None;
-        match until {
-            None => {
+        match then {
+            Then::Cut => {
                 self.shared.sprung.fetch_add(1, SeqCst);
                 Err(Stopped::Struck(Break::Cut, Way::There))
             }
             // Before the piece goes on: its answer may be quick.
-            awaited => {
-                *lock(&self.awaited) = awaited;
+            Then::CutAfter(until) => {
+                *lock(&self.awaited) = Some(until);
                 Ok(true)
+            }
+            Then::Answer(own) => {
+                self.shared.sprung.fetch_add(1, SeqCst);
+                *lock(&self.own) = own;
+                self.has_own.notify_one();
+                Ok(false)
             }
         }
     }

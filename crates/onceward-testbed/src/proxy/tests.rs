@@ -301,6 +301,20 @@ async fn a_lost_request_never_arrives() {
 }
 
 #[tokio::test]
+async fn an_answer_in_the_place_of_the_server_is_given_once_and_all_else_goes_on() {
+    let echo = Echo::start().await;
+    let proxy = CutProxy::start(echo.address);
+    proxy.answer(b"commit", b"busy");
+    let (mut client, answered, _) = through(&proxy, "begin ").await;
+    assert_eq!(answered, "BEGIN ");
+    for (said, heard_of_it) in [("commit", "busy"), ("commit", "COMMIT")] {
+        client.write_all(said.as_bytes()).await.expect("written");
+        assert_eq!(heard(&mut client).await, answer(heard_of_it, false));
+    }
+    assert_eq!((&*echo.told(), proxy.sprung()), ("begin commit", 1));
+}
+
+#[tokio::test]
 async fn a_pattern_is_found_in_pieces_and_no_cut_comes_before_the_awaited_answer() {
     let echo = Echo::start().await;
     let proxy = CutProxy::start(echo.address);

@@ -26,7 +26,8 @@ $$;
 -- Whether a reply is in the row of its record. With more, not all rows of a page could be completed on it.
 CREATE FUNCTION onceward.is_small(headers bytea, body bytea) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT octet_length(headers) + coalesce(octet_length(body), 0) <= 256
+    -- Not of one without headers, which no row may hold: it is refused.
+    SELECT coalesce(octet_length(headers) + coalesce(octet_length(body), 0) <= 256, false)
 $$;
 
 -- How long queued work waits after so many attempts: a second, doubling, at most a minute.

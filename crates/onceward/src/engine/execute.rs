@@ -57,8 +57,14 @@ impl Engine {
                 return Err(StoreError::new(StoreErrorKind::Corrupt, "any", why));
             }
             let record = self.store.load(&lease.id).await?;
-            let open_effect = record.and_then(|record| record.progress.open_effect);
-            Ok(Recalled { saved, open_effect })
+            let progress = record.map(|record| record.progress).unwrap_or_default();
+            let is_saved = |point: &str| saved.iter().any(|step| *step.name == *point);
+            // A store that has lost steps and not their record: they would be made again.
+            if progress.recovery_point.is_some_and(|point| !is_saved(&point)) {
+                let why = "the last step of an operation is not there";
+                return Err(StoreError::new(StoreErrorKind::Corrupt, "any", why));
+            }
+            Ok(Recalled { saved, open_effect: progress.open_effect })
         };
         match timeout(self.store_deadline, recall).await.unwrap_or_else(|_| Err(timed_out())) {
             Ok(recalled) => Some(recalled),

@@ -6,7 +6,7 @@
 //! the record is unchanged. No key has a lifetime in the server: nothing goes before the reaper takes
 //! it. `docs/adr/0027` says why.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use redis::Value;
 
@@ -75,6 +75,21 @@ impl RedisStore {
 
     fn buckets(&self) -> impl Iterator<Item = u16> + use<> {
         0..self.client.layout.buckets
+    }
+
+    /// One for each server.
+    fn bucket_of_each_server(&self) -> impl Iterator<Item = u16> {
+        let mut named = BTreeSet::new();
+        self.buckets()
+            .filter(move |bucket| named.insert(self.client.server(*bucket).address.clone()))
+    }
+
+    /// Those in which nodes beat.
+    fn buckets_with_beats(&self) -> Vec<u16> {
+        match self.client.cluster {
+            true => self.buckets().collect(),
+            false => vec![self.client.home()],
+        }
     }
 
     /// So that many workers do not stand at the same one.
@@ -211,11 +226,8 @@ impl Store for RedisStore {
     /// By a script that a replica, or a server that is not ready, refuses.
     fn ping(&self) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let mut asked = std::collections::BTreeSet::new();
-            for bucket in self.buckets() {
-                if asked.insert(self.client.server(bucket).address.clone()) {
-                    self.server_time(bucket).await?;
-                }
+            for bucket in self.bucket_of_each_server() {
+                self.server_time(bucket).await?;
             }
             Ok(())
         })

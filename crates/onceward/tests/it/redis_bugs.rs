@@ -29,14 +29,14 @@ macro_rules! script {
     };
 }
 
-const RESERVE: &str = script!("#!lua\n", "evicted.lua", "reserve.lua");
+pub(crate) const RESERVE: &str = script!("#!lua\n", "evicted.lua", "reserve.lua");
 const WRITE: &str = script!("#!lua flags=allow-oom\n", "write.lua");
-const CHANGE: &str = script!("#!lua flags=allow-oom\n", "evicted.lua", "change.lua");
+pub(crate) const CHANGE: &str = script!("#!lua flags=allow-oom\n", "evicted.lua", "change.lua");
 
 const PULSE: &str = script!("#!lua flags=allow-oom\n", "pulse.lua");
 
 /// In this script, this text by that.
-type Bug = (&'static str, &'static str, &'static str);
+pub(crate) type Bug = (&'static str, &'static str, &'static str);
 
 const NO_FENCE: Bug = (WRITE, " or is[3] ~= ARGV[8]", "");
 const NO_ATTEMPT: Bug = (WRITE, " or is[2] ~= ARGV[7]", "");
@@ -57,11 +57,14 @@ const LEASE_NOT_IN_THE_INDEX: Bug = (RESERVE, "if ARGV[8] ~= '' then", "if false
 const NO_STAMP: Bug = (CHANGE, "if stamp ~= ARGV[6] and not is_done then", "if false then");
 
 const NO_LOOK_FOR_EVICTIONS: Bug = (RESERVE, "if has_evicted(ARGV[3]) then", "if false then");
-const EVICTIONS_FORGOTTEN: Bug =
-    (PULSE, "redis.call('HGET', KEYS[2], 'evicted') or (#all > 0 and '- 0' or '')", "''");
+const EVICTIONS_FORGOTTEN: Bug = (
+    PULSE,
+    "redis.call('HGET', KEYS[2], 'evicted') or '- 0'",
+    "string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') .. ' 1'",
+);
 
 /// What comes to the server through this proxy has this bug.
-fn put_in(redis: &Redis, proxy: &CutProxy, (script, from, to): Bug) {
+pub(crate) fn put_in(redis: &Redis, proxy: &CutProxy, (script, from, to): Bug) {
     assert!(script.contains(from), "no {from:?} in {script}");
     let digest = |script: &str| redis.cli(&["SCRIPT", "LOAD", script]);
     let (right, wrong) = (digest(script), digest(&script.replace(from, to)));

@@ -1,13 +1,18 @@
 //! A Redis server that begins to evict, when it is told to or by a failover, runs nothing twice.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use onceward::{RedisOptions, RedisStore, Store as _, store::list::AuditQuery};
+use onceward::{
+    Canary, RedisOptions, RedisStore, Store,
+    clock::{ManualClock, Timestamp},
+    store::list::AuditQuery,
+};
 use onceward_testbed::{CutProxy, Redis, RedisCluster};
 use tokio::task::{block_in_place, spawn_blocking};
 
 use crate::{
-    redis_home::{node, options, store_at},
+    redis_bugs::{CHANGE, RESERVE, put_in},
+    redis_home::{node, node_with, options, store_at},
     service::says,
 };
 
@@ -30,9 +35,7 @@ fn evicted(redis: &Redis) -> u64 {
 
 /// The one record that there is.
 pub(crate) fn record(redis: &Redis) -> String {
-    let key = redis.cli(&["KEYS", "{home_*}r:*"]);
-    assert_eq!(key.lines().count(), 1, "{key}");
-    key
+    key_of_ours(redis, "r:*")
 }
 
 /// Somebody else's data takes so much room that the server evicts this key.
@@ -51,19 +54,31 @@ fn press_out(redis: &Redis, key: &str) {
 
 /// The server evicts this key and no other.
 pub(crate) fn press_out_alone(redis: &Redis, key: &str) {
-    let before = redis.cli(&["DBSIZE"]);
-    assert_eq!(redis.cli(&["EXPIRE", key, "100000"]), "1");
+    press_out_all(redis, &[key]);
+}
+
+/// The server evicts these keys and no other.
+fn press_out_all(redis: &Redis, keys: &[&str]) {
+    let before = evicted(redis);
+    for key in keys {
+        assert_eq!(redis.cli(&["EXPIRE", key, "100000"]), "1", "{key}");
+    }
     set(redis, "maxmemory-policy", "volatile-ttl");
-    set(redis, "maxmemory", "1mb");
+    // Less than any server takes.
+    set(redis, "maxmemory", "1");
     // A write for which there is no room makes some.
     redis.cli(&["SET", "else", "x"]);
     set(redis, "maxmemory", "0");
     set(redis, "maxmemory-policy", "noeviction");
-    assert_eq!(
-        (redis.cli(&["EXISTS", key]), redis.cli(&["EXISTS", "else"])),
-        ("0".into(), "0".into())
-    );
-    assert_eq!(evicted(redis), 1, "of {before} keys");
+    assert_eq!(redis.cli(&[&["EXISTS", "else"], keys].concat()), "0");
+    assert_eq!(evicted(redis), before + keys.len() as u64);
+}
+
+/// The one key that ends so.
+fn key_of_ours(redis: &Redis, end: &str) -> String {
+    let key = redis.cli(&["KEYS", &format!("{{home_*}}{end}")]);
+    assert_eq!(key.lines().count(), 1, "{key}");
+    key
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,6 +195,29 @@ async fn a_process_that_starts_later_finds_what_was_evicted_while_nobody_was_the
     assert!(canary.regression().is_some(), "it is reported");
 }
 
+/// What tells of the evictions before it was evicted too, but for one index.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_starts_later_finds_it_though_the_beats_are_evicted_too() {
+    for without in [&["beats", "writers"][..], &["beats", "writers", "layout"]] {
+        let redis = start().await;
+        let options: RedisOptions = options(redis.url());
+        let connect =
+            async || Arc::new(RedisStore::connect(options.clone()).await.expect("a store"));
+        let (service, canary) = node(&connect().await);
+        assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+        drop((service, canary));
+        block_in_place(|| {
+            let mut keys = vec![record(&redis)];
+            keys.extend(without.iter().map(|end| key_of_ours(&redis, end)));
+            press_out_all(&redis, &keys.iter().map(String::as_str).collect::<Vec<_>>());
+        });
+        let (service, canary) = node(&connect().await);
+        assert_eq!(service.charge(EARLY).await.says(), says(503, "store_regressed"), "{without:?}");
+        assert_eq!(service.runs(), 0, "{without:?}");
+        assert!(canary.regression().is_some(), "it is reported");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_server_evicted_before_it_was_a_store_is_no_loss() {
     let redis = start().await;
@@ -187,11 +225,119 @@ async fn what_a_server_evicted_before_it_was_a_store_is_no_loss() {
         assert_eq!(redis.cli(&["SET", "old", "x"]), "OK");
         press_out_alone(&redis, "old");
     });
-    let store = Arc::new(store_at(redis.url()).await);
+    let options: RedisOptions = options(redis.url());
+    let connect = async || Arc::new(RedisStore::connect(options.clone()).await.expect("a store"));
+    let store = connect().await;
+    let (_, other) = node(&connect().await);
+    assert_eq!(other.beat().await.expect("a beat"), None, "whoever beats first");
     let (service, canary) = node(&store);
     assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
     assert_eq!(service.charge(EARLY).await.says(), says(200, "replayed"));
     assert_eq!(canary.beat().await.expect("a beat"), None);
+}
+
+/// The number is then under the one that was written down, though more was evicted.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_after_the_statistics_of_the_server_were_reset_is_noticed() {
+    let redis = start().await;
+    block_in_place(|| {
+        assert_eq!(redis.cli(&["MSET", "old", "x", "older", "x"]), "OK");
+        press_out_all(&redis, &["old", "older"]);
+    });
+    let store = Arc::new(store_at(redis.url()).await);
+    let (service, canary) = node(&store);
+    assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+    block_in_place(|| {
+        assert_eq!(redis.cli(&["CONFIG", "RESETSTAT"]), "OK");
+        press_out_alone(&redis, &record(&redis));
+    });
+    assert_eq!(service.charge(EARLY).await.says(), says(503, "store_regressed"));
+    assert_eq!(service.runs(), 1);
+    // A reset alone loses nothing.
+    let _ = store.acknowledge_regression("compared with the bank").await.expect("an answer");
+    assert_eq!(canary.beat().await.expect("a beat"), None);
+    assert_eq!(redis.cli(&["CONFIG", "RESETSTAT"]), "OK");
+    assert_eq!(service.charge(LATE).await.says(), says(200, "executed"));
+}
+
+/// A server that was busy for a moment has not said that it does not tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_over_which_nothing_was_heard_of_evictions_is_not_used() {
+    let redis = start().await;
+    let front = CutProxy::start(redis.address());
+    let store = Arc::new(store_at(redis.url_through(front.address())).await);
+    let (service, canary) = node(&store);
+    assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+    front.answer(b"INFO\r\n$6\r\nserver", b"-BUSY it runs a script\r\n");
+    front.cut();
+    assert_eq!(canary.beat().await.expect("a beat"), None);
+    assert_eq!(front.sprung(), 1);
+    block_in_place(|| press_out_alone(&redis, &record(&redis)));
+    assert_eq!(service.charge(EARLY).await.says(), says(503, "store_regressed"));
+    assert_eq!(service.runs(), 1);
+}
+
+/// The twin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_let_us_ask_what_it_evicts_is_used() {
+    let redis = start().await;
+    assert_eq!(redis.cli(&["ACL", "SETUSER", "default", "-info"]), "OK");
+    let store = Arc::new(store_at(redis.url()).await);
+    let (service, canary) = node(&store);
+    assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+    assert_eq!(canary.beat().await.expect("a beat"), None);
+    assert_eq!(service.charge(EARLY).await.says(), says(200, "replayed"));
+}
+
+/// Only a beat can find it then, a second late.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_let_scripts_ask_what_it_evicts_takes_new_keys() {
+    let redis = start().await;
+    let proxy = CutProxy::start(redis.address());
+    block_in_place(|| {
+        for script in [RESERVE, CHANGE] {
+            put_in(&redis, &proxy, (script, "'INFO'", "'INFX'"));
+        }
+    });
+    let store = Arc::new(store_at(redis.url_through(proxy.address())).await);
+    let (service, canary) = node(&store);
+    assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+    assert_eq!(canary.beat().await.expect("a beat"), None);
+    block_in_place(|| press_out_alone(&redis, &record(&redis)));
+    assert!(canary.beat().await.expect("a beat").is_some(), "it is reported");
+    assert_eq!(service.charge(EARLY).await.says(), says(503, "store_regressed"));
+}
+
+/// A UUID of version 7 that was made then.
+fn made_at(at: Timestamp) -> String {
+    let millis = format!("{:012x}", at.as_micros() / 1000);
+    format!("{}-{}-7000-8000-000000000001", &millis[..8], &millis[8..])
+}
+
+/// Its client's clock is ahead, so that it runs though the store has lost data; and then it is lost too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_ran_after_a_loss_and_is_evicted_in_the_same_minute_does_not_run_again() {
+    let redis = start().await;
+    let clock = ManualClock::default();
+    let options = options(redis.url()).clock(Arc::new(clock.clone()));
+    let store = Arc::new(RedisStore::connect(options).await.expect("a store"));
+    let canary = Canary::new(Arc::clone(&store) as Arc<dyn Store>).clock(Arc::new(clock.clone()));
+    let (service, canary) = node_with(&store, canary);
+    assert_eq!(service.charge(EARLY).await.says(), says(200, "executed"));
+    block_in_place(|| press_out_alone(&redis, &record(&redis)));
+    assert_eq!(service.charge(EARLY).await.says(), says(503, "store_regressed"));
+    let first = canary.regression().expect("it is reported");
+    clock.advance(Duration::from_secs(20));
+    let young = made_at(first.found.plus(Duration::from_secs(305)));
+    assert_eq!(service.charge(&young).await.says(), says(200, "executed"));
+    assert_eq!(service.charge(&young).await.says(), says(200, "replayed"));
+    block_in_place(|| press_out_alone(&redis, &key_of_ours(&redis, &format!("r:*{young}"))));
+    assert_eq!(service.charge(&young).await.says(), says(503, "store_regressed"));
+    assert_eq!(service.runs(), 2);
+    let again = canary.regression().expect("it is reported");
+    assert_eq!(again.found, first.found.plus(Duration::from_secs(20)));
+    let audits = store.audit_log(AuditQuery::default()).await.expect("audits").records;
+    assert_eq!(audits.len(), 1, "it is the same trouble: {audits:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,7 +28,12 @@ pub(crate) fn options(url: String) -> RedisOptions {
 
 /// A service on a store, as a process of its own.
 pub(crate) fn node(store: &Arc<RedisStore>) -> (Service, Arc<Canary>) {
-    let canary = Arc::new(Canary::new(Arc::clone(store) as Arc<dyn Store>));
+    node_with(store, Canary::new(Arc::clone(store) as Arc<dyn Store>))
+}
+
+/// The same with this canary.
+pub(crate) fn node_with(store: &Arc<RedisStore>, canary: Canary) -> (Service, Arc<Canary>) {
+    let canary = Arc::new(canary);
     let settings = Settings {
         canary: Some(Arc::clone(&canary)),
         store_deadline: Duration::from_secs(20),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tracing::warn;
 
 use super::{
@@ -25,7 +25,8 @@ use crate::{
 /// How often a beat is tried that others of the same node are in the way of.
 const TRIES_MAX: u32 = 20;
 
-/// While a server goes on evicting, what is lost is written down anew this often.
+/// That a server evicts is told again when it was not found for so long. That it may, is taken for a loss
+/// this often.
 const EVICTING_PAUSE: Duration = Duration::from_secs(60);
 
 /// What is known of a node before it beats, in one bucket.
@@ -38,13 +39,31 @@ struct Felt {
     asked: Vec<(Name, u64)>,
     /// Some of it is not there.
     lost: bool,
-    /// What its server has evicted, if that is told.
+    /// What its server had evicted, as it is kept.
+    kept_evictions: String,
+    /// What it has evicted by now, if that is told.
     evictions: Option<Evictions>,
-    /// Something may have been evicted since the last beat.
+    /// Something was evicted since the last beat.
     evicted: bool,
     /// The loss that is known, as it is kept.
     kept_loss: String,
     absent: u64,
+}
+
+impl Felt {
+    /// Whether it is known without asking what was evicted.
+    fn is_behind(&self, beat: Beat) -> bool {
+        self.lost || self.last.map_or(0, |last| last.count) < beat.acked
+    }
+
+    fn may_evict(&self) -> bool {
+        self.evictions.as_ref().is_some_and(Evictions::may_come)
+    }
+
+    /// When it last had all, if that is known: what is evicted may be as old as the store.
+    fn last_whole(&self) -> Option<Timestamp> {
+        self.last.map(|last| last.at).filter(|_| !self.evicted && !self.may_evict())
+    }
 }
 
 impl RedisStore {
@@ -60,63 +79,50 @@ impl RedisStore {
     /// First what every bucket says, then what was lost in any of them, at home; then the beat.
     async fn try_to_beat(&self, beat: Beat) -> Result<Option<Pulse>, StoreError> {
         self.keep_layout().await?;
-        let evictions = &self.evictions().await?;
-        let buckets: Vec<u16> = match self.client.cluster {
-            true => self.buckets().collect(),
-            false => vec![self.client.home()],
-        };
         let feel = |bucket| async move {
-            let Some(evictions) = evictions.get(&self.client.server(bucket).address) else {
-                return Ok(None);
-            };
-            let felt = self.feel(bucket, beat, evictions.clone()).await?;
-            Ok::<_, StoreError>(Some((bucket, felt)))
+            let felt = self.feel(bucket, beat).await?;
+            Ok::<_, StoreError>((bucket, felt))
         };
-        let mut felt: Vec<(u16, Felt)> = Vec::new();
-        let mut asked = stream::iter(buckets).map(feel).buffer_unordered(AT_ONCE);
-        while let Some(one) = asked.next().await {
-            // A bucket that has moved since the servers were asked.
-            let Some(one) = one? else { return Ok(None) };
-            felt.push(one);
+        let asked = stream::iter(self.buckets_with_beats()).map(feel).buffer_unordered(AT_ONCE);
+        let mut felt: Vec<(u16, Felt)> = asked.try_collect().await?;
+        // Asked afterwards, so that it is not less than what another node has written down meanwhile.
+        let evictions = self.evictions().await?;
+        for (bucket, felt) in &mut felt {
+            // A bucket may have moved since the servers were asked.
+            let server = self.client.server(*bucket);
+            let Some(told) = evictions.get(&server.address) else { return Ok(None) };
+            let come = told.as_ref().map(|it| it.have_come(&felt.kept_evictions)).transpose()?;
+            (felt.evicted, felt.evictions) = (come.unwrap_or(false), told.clone());
         }
-        drop(asked);
         let home = self.client.home();
         let at_home = felt.iter().position(|(bucket, _)| *bucket == home).ok_or_else(unreadable)?;
         let (_, at_home) = felt.swap_remove(at_home);
         let known = read_loss(&at_home.kept_loss)?;
-        let is_new = known.is_none_or(|known| known.found.plus(EVICTING_PAUSE) <= at_home.now);
-        let is_behind = |felt: &Felt| {
-            let is_behind = felt.last.map_or(0, |last| last.count) < beat.acked;
-            is_behind || felt.lost || (felt.evicted && is_new)
+        // A loss of any age, as evictions are.
+        let is_known = known.is_some_and(|known| {
+            known.since.is_none() && at_home.now < known.found.plus(EVICTING_PAUSE)
+        });
+        let home_too = [(&home, &at_home)];
+        let all = felt.iter().map(|(bucket, felt)| (bucket, felt)).chain(home_too);
+        // What is evicted is one more loss each time, however often it is told.
+        let behind: Vec<_> = all
+            .filter(|(_, it)| it.is_behind(beat) || it.evicted || (it.may_evict() && !is_known))
+            .collect();
+        let is_news = !is_known || behind.iter().any(|(_, felt)| felt.is_behind(beat));
+        tell(&behind, beat, is_known);
+        // From then on that the first of them does not know any more.
+        let since = behind.iter().map(|(_, felt)| felt.last_whole());
+        let since = since.reduce(|one, other| one.zip(other).map(|(one, other)| one.min(other)));
+        let (last, acked) = match since {
+            None => (at_home.last, beat.acked),
+            Some(since) => (since.map(|at| Beaten { count: 0, at }), beat.acked.max(1)),
         };
-        let home_is_behind = is_behind(&at_home).then_some((&home, &at_home));
-        let behind = felt.iter().map(|(bucket, felt)| (bucket, felt));
-        let behind = behind.filter(|(_, felt)| is_behind(felt)).chain(home_is_behind);
-        let mut last = at_home.last;
-        let mut acked = beat.acked;
-        for (number, (bucket, felt)) in behind.enumerate() {
-            match &felt.evictions {
-                // Once, not for each bucket of a server.
-                Some(evictions) if felt.evicted && number == 0 => evictions.tell(*bucket),
-                Some(_) if felt.evicted => {}
-                _ => warn!(bucket, "a bucket has lost what was acknowledged"),
-            }
-            // What is evicted may be as old as the store.
-            let at = felt.last.map(|last| last.at).filter(|_| !felt.evicted);
-            // From then on that the first of them does not know any more.
-            let since = match number {
-                0 => at,
-                _ => last.map(|last| last.at).zip(at).map(|(one, other)| one.min(other)),
-            };
-            last = since.map(|at| Beaten { count: 0, at });
-            acked = acked.max(1);
-        }
         let step = machine::beat(last, known, &Beat { acked, ..beat }, at_home.now);
         let count = step.beaten.count;
         let absent = felt.iter().map(|(_, felt)| felt.absent).max().unwrap_or(0);
         let absent = u32::try_from(absent.max(at_home.absent)).unwrap_or(u32::MAX);
         let loss = step.pulse.regression.map(encode_loss).unwrap_or_default();
-        let audit = step.audit.as_ref();
+        let audit = step.audit.as_ref().filter(|_| is_news);
         if !self.put_beat(home, beat, &at_home, count, &loss, audit).await? {
             return Ok(None);
         }
@@ -142,12 +148,7 @@ impl RedisStore {
         }
     }
 
-    async fn feel(
-        &self,
-        bucket: u16,
-        beat: Beat,
-        evictions: Option<Evictions>,
-    ) -> Result<Felt, StoreError> {
+    async fn feel(&self, bucket: u16, beat: Beat) -> Result<Felt, StoreError> {
         let asked = self.client.tally(bucket).all();
         let keys = vec![self.client.layout.key(bucket, "beats", b""), self.client.writers(bucket)];
         let mut args =
@@ -159,16 +160,15 @@ impl RedisStore {
         let lost = answer.natural()? == 1;
         let kept_loss = answer.text()?;
         let absent = answer.natural()?;
-        let before = answer.text()?;
-        let evicted = evictions.as_ref().map(|it| it.may_have_lost(&before)).transpose()?;
         Ok(Felt {
             now,
             last: read_beaten(&kept)?,
             kept,
             asked,
             lost,
-            evicted: evicted.unwrap_or(false),
-            evictions,
+            kept_evictions: answer.text()?,
+            evictions: None,
+            evicted: false,
             kept_loss,
             absent,
         })
@@ -245,6 +245,19 @@ impl RedisStore {
             }
         }
         Err(unavailable("others say what was lost"))
+    }
+}
+
+/// Of evictions once, not for each bucket of a server, and not with each beat.
+fn tell(behind: &[(&u16, &Felt)], beat: Beat, is_known: bool) {
+    for (bucket, _) in behind.iter().filter(|(_, felt)| felt.is_behind(beat)) {
+        warn!(bucket, "a bucket has lost what was acknowledged");
+    }
+    let evicts = behind.iter().find(|(_, felt)| felt.evicted || felt.may_evict());
+    if let (Some((bucket, felt)), false) = (evicts, is_known)
+        && let Some(evictions) = &felt.evictions
+    {
+        evictions.tell(**bucket);
     }
 }
 

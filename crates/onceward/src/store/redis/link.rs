@@ -15,6 +15,7 @@ use redis::{
 };
 
 use super::{
+    error::{Remedy, remedy},
     evictions::Evictions,
     script::{SOURCES, Script},
 };
@@ -158,11 +159,16 @@ impl Link {
         let number = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
         load_all(&mut connection).await?;
         // No more than is looked for: over a long way each part of an answer takes its time.
-        let mut info = redis::pipe();
-        info.cmd("INFO").arg("server").cmd("INFO").arg("stats");
-        let info: RedisResult<[String; 2]> = info.query_async(&mut connection).await;
-        let info = info.unwrap_or_default().concat();
-        // Not every service tells. It is then taken for the same one.
+        let mut info = redis::cmd("INFO");
+        let info: RedisResult<String> =
+            info.arg("server").arg("stats").query_async(&mut connection).await;
+        let info = match info {
+            Ok(info) => info,
+            // Not every service tells. It is then taken for the same one.
+            Err(error) if remedy(&error) == Remedy::Refused => String::new(),
+            // Whether it tells is not known. Evictions would go unnoticed as long as the connection lives.
+            Err(error) => return Err(error),
+        };
         let run = field(&info, "run_id").unwrap_or("-").into();
         let evicted = Evictions::read(&info).map(|it| Arc::new(AtomicU64::new(it.count)));
         Ok(Open { connection, run, number, evicted })

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     clock::Timestamp,
     machine::{self, Change, Step},
-    record::{AuditRecord, Lease, Record, RecordId},
+    record::{AuditRecord, Lease, Record, RecordId, State},
     store::{
         Advance, Advanced, Ask, Mode, Reservation, StoreError, Write, Written,
         request::encode_request,
@@ -253,13 +253,23 @@ impl RedisStore {
         let mut args = vec![self.client.now(), member.clone()];
         match what {
             Look::Record => args.push("record".into()),
-            Look::Step(name) => args.extend(["step".into(), name.as_bytes().to_vec()]),
+            Look::Step(_) => args.push("steps".into()),
         }
         let keys = vec![self.record_key(bucket, &member)];
         let mut answer = self.client.call(bucket, Script::Look, keys, args).await?;
         let mut seen = read_seen(id, &mut answer)?;
-        if matches!(what, Look::Step(_)) {
-            seen.saved = answer.integer()? == 1;
+        if let Look::Step(name) = what {
+            let kept: Vec<Bytes> =
+                answer.parts()?.map(super::value::bytes).collect::<Result<_, _>>()?;
+            let is_saved =
+                |name: &str| kept.iter().any(|it| it.strip_prefix(b"s") == Some(name.as_bytes()));
+            seen.saved = is_saved(name);
+            let record = seen.record.as_ref().filter(|it| it.state == State::InProgress);
+            let point = record.and_then(|it| it.progress.recovery_point.as_deref());
+            // With one more the list would look whole again, and what is missing be done again.
+            if point.is_some_and(|point| !is_saved(point)) {
+                return Err(damaged("its steps"));
+            }
         }
         Ok(seen)
     }
@@ -340,6 +350,7 @@ impl RedisStore {
         args: Vec<Vec<u8>>,
     ) -> Result<(Name, Parts), StoreError> {
         let call = Call { script, keys, args };
+        let mut why = "the server keeps losing what it acknowledged";
         for _ in 0..LOSSES_MAX {
             let (name, mut answer) = self.client.call_counted(bucket, &call).await?;
             if answer.is_word(b"lost") {
@@ -347,11 +358,12 @@ impl RedisStore {
             } else if answer.is_word(b"evicted") {
                 answer.bytes()?;
                 self.client.has_evicted(bucket, name, answer.natural()?);
+                why = "the server keeps evicting keys";
             } else {
                 return Ok((name, answer));
             }
         }
-        Err(unavailable("the server keeps losing what it acknowledged"))
+        Err(unavailable(why))
     }
 }
 

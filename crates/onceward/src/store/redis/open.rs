@@ -9,8 +9,10 @@ use super::{
     RedisStore,
     address::Layout,
     client::Client,
+    error::{Remedy, remedy, store_error},
     evictions::NO_EVICTION,
-    link::{Link, field},
+    link::{Failed, Link, field},
+    script::EVICTED,
     value::bytes,
 };
 use crate::{clock::Clock, store::StoreError};
@@ -139,15 +141,33 @@ impl RedisStore {
         }
         let store = RedisStore { client };
         let buckets = store.agree_on_layout().await?;
-        if buckets == layout.buckets {
-            return Ok(store);
+        let store = match buckets == layout.buckets {
+            true => store,
+            false => {
+                let layout = Layout { buckets, ..layout };
+                let client = Client::new(seed, cluster, layout, options.clock).map_err(bad_url)?;
+                if cluster {
+                    client.route_by(&client.server(0)).await?;
+                }
+                RedisStore { client }
+            }
+        };
+        store.ask_scripts_for_evictions().await?;
+        Ok(store)
+    }
+
+    /// Each server: some let us ask, and not our scripts.
+    async fn ask_scripts_for_evictions(&self) -> Result<(), StoreError> {
+        for bucket in self.bucket_of_each_server() {
+            let told = self.client.command(bucket, redis::cmd("EVAL").arg(EVICTED).arg(0)).await?;
+            if bytes(told)?.is_empty() {
+                warn!(
+                    "the Redis server does not tell scripts what it evicts: a key that is evicted may \
+                     run again before the next beat"
+                );
+            }
         }
-        let layout = Layout { buckets, ..layout };
-        let client = Client::new(seed, cluster, layout, options.clock).map_err(bad_url)?;
-        if cluster {
-            client.route_by(&client.server(0)).await?;
-        }
-        Ok(RedisStore { client })
+        Ok(())
     }
 
     /// The number of buckets that the store has, which it is told if it is new.
@@ -158,6 +178,7 @@ impl RedisStore {
         // Looked at first: a server that is full refuses to set it even where it is set.
         let mut found = self.client.command(0, redis::cmd("GET").arg(&key)).await?;
         if found == Value::Nil {
+            self.note_what_was_evicted_before().await?;
             let mut agree = redis::cmd("SET");
             agree.arg(&key).arg(&wanted).arg("NX").arg("GET");
             found = self.client.command(0, &agree).await?;
@@ -208,10 +229,11 @@ async fn check(server: &Link, cluster: bool) -> Result<(), RedisConnectError> {
     let answer = server.command(&redis::cmd("INFO")).await;
     let info = match answer {
         Ok(answer) => String::from_utf8_lossy(&bytes(answer)?).into_owned(),
-        Err(_) => {
+        Err(Failed::Sent(error)) if remedy(&error) == Remedy::Refused => {
             warn!("the Redis server does not tell its settings: see that it never evicts");
             return Ok(());
         }
+        Err(Failed::NotSent(error) | Failed::Sent(error)) => return Err(store_error(&error).into()),
     };
     if let Some(version) = field(&info, "redis_version") {
         let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());

@@ -42,3 +42,8 @@ pub(super) const SOURCES: [&str; 13] = [
     source!("#!lua flags=allow-oom\n", "beat.lua"),
     source!("#!lua flags=allow-oom\n", "recall.lua"),
 ];
+
+/// What a script hears of evictions. Asked at the start alone, so that it is not loaded with the others:
+/// over a long way each part of what is sent takes its time.
+pub(super) const EVICTED: &str =
+    concat!("#!lua flags=no-writes\n", include_str!("lua/evicted.lua"), "return evicted()");

@@ -1,7 +1,7 @@
 //! Reading and writing records on a connection that is in a transaction: the writer's, or one of the
 //! user's own.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, mem::take};
 
 use futures_util::TryStreamExt as _;
 use sqlx::{
@@ -39,7 +39,7 @@ pub(super) struct Changes<'a> {
     /// Written whole.
     pub(super) puts: &'a [&'a Record],
     /// Those that were absent, at their first attempt; and those in progress that become completed:
-    /// see [`Writes`]. Only for [`Changes::write_and_commit`].
+    /// see [`Writes`]. Written shorter by [`Changes::write_and_commit`], and whole by [`Changes::write`].
     pub(super) reserved: &'a [&'a Record],
     pub(super) completed: &'a [&'a Record],
     /// Those that become tombstones: nothing else of them changes.
@@ -62,10 +62,10 @@ impl<'a> Changes<'a> {
     /// Writes them in the transaction that the connection is in, and commits it. Most batches are one
     /// message: each is a way to another thread and back, while the file waits.
     pub(super) async fn write_and_commit(
-        self,
+        mut self,
         connection: &mut SqliteConnection,
     ) -> Result<(), Failure> {
-        let (reserved, completed) = (self.reserved, self.completed);
+        let (reserved, completed) = (take(&mut self.reserved), take(&mut self.completed));
         self.write(connection).await.map_err(before)?;
         let most = most_writes(reserved.len(), completed.len());
         let query = reserved
@@ -98,7 +98,8 @@ impl<'a> Changes<'a> {
 
     /// Writes them in the transaction that the connection is in.
     pub(super) async fn write(self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
-        for some in self.puts.chunks(ROWS_MAX) {
+        let whole = [self.puts, self.reserved, self.completed].concat();
+        for some in whole.chunks(ROWS_MAX) {
             let query =
                 some.iter().fold(sqlx::query(rows(&PUTS, some.len())), |q, it| bind_record(q, it));
             query.execute(&mut *connection).await?;
@@ -111,7 +112,8 @@ impl<'a> Changes<'a> {
             let removed = names(self.removed.iter().copied());
             sqlx::query(REMOVE).bind(removed).execute(&mut *connection).await?;
         }
-        // After the records: the triggers of those that came to rest have done their part.
+        // After these records: the triggers of those that came to rest have done their part. Those that
+        // are written with the commit have nothing beside them, or lose it by becoming completed.
         write_beside(self.beside, &mut *connection).await?;
         for audit in self.audits {
             bind_audit(sqlx::query(REMEMBER), audit).execute(&mut *connection).await?;
@@ -289,5 +291,18 @@ mod tests {
         assert_eq!(begun(&mut file, right).await, Ok(()));
         assert_eq!(stored(&mut file, &open).await, Some(done));
         assert_eq!(stored(&mut file, &new).await.as_ref(), Some(&new));
+    }
+    #[tokio::test]
+    async fn new_and_completed_records_are_written_in_the_transaction_of_somebody_else_too() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut options = SqliteOptions::new(directory.path().join("store.db"));
+        let mut file = open::open(&mut options).await.expect("a file");
+        let [open, done] = [State::InProgress, State::Completed].map(record_in);
+        let new = Changes { reserved: &[&open], ..Changes::default() };
+        new.write(&mut file).await.expect("written");
+        assert_eq!(stored(&mut file, &open).await.as_ref(), Some(&open));
+        let completed = Changes { completed: &[&done], ..Changes::default() };
+        completed.write(&mut file).await.expect("written");
+        assert_eq!(stored(&mut file, &done).await, Some(done));
     }
 }

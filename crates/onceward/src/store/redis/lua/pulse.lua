@@ -1,7 +1,7 @@
 -- What a node has to know before it beats: its last beat, whether the writes of its process are here,
 -- what was lost, how many others were there before the server changed and have not been here since, and
--- the server process of the last beat with what it had evicted. Where nodes beat that did not ask for that,
--- it is as if nothing had been.
+-- the server process of the last beat, or of the beginning of the store, with what it had evicted. Where
+-- that is not written down, it may be what was evicted: it is as if nothing had been.
 -- KEYS: beats, writers. ARGV: now, node, run, then what was acknowledged (names and counts).
 local now = time(ARGV[1])
 local absent, last_there, first_here = {}, 0, nil
@@ -25,4 +25,4 @@ if (first_here or now) > now - 60000000 then
 end
 return {text(now), redis.call('HGET', KEYS[1], ARGV[2]) or '',
     is_behind(4, #ARGV) and 1 or 0, redis.call('GET', tag .. 'g') or '', missing,
-    redis.call('HGET', KEYS[2], 'evicted') or (#all > 0 and '- 0' or '')}
+    redis.call('HGET', KEYS[2], 'evicted') or '- 0'}
