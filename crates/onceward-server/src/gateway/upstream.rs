@@ -5,7 +5,6 @@
 //! begun is handed back. Connections are kept here, so that nobody else decides to send anything.
 
 use std::{
-    error::Error as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use http::{
     HeaderValue, Request, Response, StatusCode, Uri,
     header::{CONNECTION, HOST, TE},
@@ -21,31 +20,34 @@ use http::{
     uri::{self, Authority},
 };
 use hyper::{
-    client::conn::{TrySendError, http1},
+    client::conn::http1,
     rt::{Read, Write},
 };
 use hyper_util::rt::TokioIo;
 use onceward::{Operation, tower::Body};
-use tokio::{
-    sync::Mutex,
-    time::{MissedTickBehavior, interval, timeout},
-};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{debug, warn};
 
-use super::paced::{Paced, is_too_slow};
+use super::paced::Paced;
 use crate::config::UpstreamSettings;
 
 mod dial; // new connections
 mod link; // a connection, polled by whoever waits for it
 mod pool; // connections that are used again
 mod shared; // a connection for many requests at a time
+mod streams; // how many requests are under way there
+mod turns; // who makes the next one
+mod unanswered; // what can be known without an answer
 mod uploading; // the body of a request, until it is sent
 
 use dial::{Dial, Network, Protocol};
 pub(crate) use link::FromUpstream;
 use link::Link;
 use pool::{Pool, Sender};
-use uploading::Uploading;
+use streams::Begun;
+use turns::Turns;
+use unanswered::Unanswered;
+use uploading::{Upload, Uploading};
 
 /// A kept-alive connection is used again within this: upstreams close idle ones after 5 s and more,
 /// and a request that meets the closing may or may not have arrived.
@@ -106,7 +108,7 @@ pub(crate) struct Upstream<D = Network> {
     pool: Arc<Pool>,
     /// Whether the next connection can probably be shared, and who makes it.
     may_share: AtomicBool,
-    sharing: Mutex<()>,
+    turns: Turns,
 }
 
 impl Upstream {
@@ -136,7 +138,7 @@ impl<D: Dial> Upstream<D> {
             }
         });
         let may_share = AtomicBool::new(dial.may_share());
-        Upstream { base, dial, connect_time_max, pool, may_share, sharing: Mutex::default() }
+        Upstream { base, dial, connect_time_max, pool, may_share, turns: Turns::default() }
     }
 
     /// Sends a request. If a kept-alive connection turns out to be closed before anything was
@@ -195,21 +197,30 @@ impl<D: Dial> Upstream<D> {
             Sender::Http1(mut link) => {
                 self.address_http1(&mut parts)?;
                 let sent = link.send(Request::from_parts(parts, body)).await;
-                let sent = sent.map_err(|error| Unanswered::of(error, asked, Uploading::unsent))?;
+                let sent = sent.map_err(|error| Unanswered::of(error, asked, link.broke_off()))?;
                 Ok(sent.map(|body| FromUpstream::over(body, link, &self.pool)))
             }
             Sender::Http1Alone(mut sender) => {
                 self.address_http1(&mut parts)?;
-                let sent = sender.try_send_request(Request::from_parts(parts, body)).await;
-                let sent = sent.map_err(|error| Unanswered::of(error, asked, |unsent| unsent))?;
+                let upload = Arc::default();
+                let request = Uploading::of(Request::from_parts(parts, body), &upload);
+                let sent = sender.try_send_request(request).await;
+                let sent =
+                    sent.map_err(|error| Unanswered::of(error, asked, upload.broke_off()))?;
                 Ok(sent.map(FromUpstream::from))
             }
-            Sender::Http2(mut sender, streams) => {
+            Sender::Http2(mut sender, place) => {
                 self.address_http2(&mut parts)?;
-                let request = Uploading::of(Request::from_parts(parts, body), &streams);
-                let sent = sender.try_send_request(request).await;
-                let sent = sent.map_err(|error| Unanswered::of(error, asked, Uploading::unsent))?;
-                Ok(sent.map(|body| FromUpstream::among(streams, body)))
+                let upload = Upload::among_others(place);
+                let request = Uploading::of(Request::from_parts(parts, body), &upload);
+                let sending = sender.try_send_request(request);
+                let begun = Begun::new(&upload);
+                let sent = sending.await;
+                let sent = sent.map_err(|error| Unanswered::of(error, asked, upload.broke_off()));
+                if !matches!(sent, Err(Unanswered::Failed(_))) {
+                    begun.is_decided();
+                }
+                Ok(sent?.map(|body| FromUpstream::among_others(body, upload)))
             }
         }
     }
@@ -220,10 +231,25 @@ impl<D: Dial> Upstream<D> {
             if !self.may_share.load(Ordering::Relaxed) {
                 return self.open(false).await;
             }
-            let _one_at_a_time = self.sharing.lock().await;
+            let (turn, has_waited) = self.turns.take().await;
+            if !self.may_share.load(Ordering::Relaxed) {
+                drop(turn);
+                return self.open(false).await;
+            }
             match self.pool.take() {
-                Some(shared @ Sender::Http2(..)) => Ok(shared),
-                _ => self.open(false).await,
+                Some(shared @ Sender::Http2(..)) => {
+                    if has_waited {
+                        turn.is_enough();
+                    }
+                    Ok(shared)
+                }
+                _ => {
+                    let opened = self.open(false).await;
+                    if has_waited && opened.is_ok() {
+                        turn.is_too_few();
+                    }
+                    opened
+                }
             }
         })
         .await
@@ -253,8 +279,9 @@ impl<D: Dial> Upstream<D> {
             }
             Protocol::Http2 => {
                 let (sender, streams) = shared::open(stream).await?;
-                self.pool.share(&sender, &streams);
-                Ok(Sender::Http2(sender, streams))
+                let place = streams.place().context("upstream allows no request")?;
+                self.pool.share(&sender, streams);
+                Ok(Sender::Http2(sender, place))
             }
         }
     }
@@ -313,80 +340,11 @@ async fn alone(stream: impl Read + Write + Send + Unpin + 'static) -> Result<Sen
     Ok(Sender::Http1Alone(sender))
 }
 
-/// A request that was not answered.
-enum Unanswered {
-    /// Not begun, and here again as it was.
-    HandedBack(Box<Request<Outgoing>>),
-    Failed(Failure),
-}
-
-impl Unanswered {
-    fn of<B>(
-        mut error: TrySendError<Request<B>>,
-        asked: Uri,
-        unsent: impl FnOnce(Request<B>) -> Request<Outgoing>,
-    ) -> Self {
-        match error.take_message() {
-            Some(request) => {
-                let (mut parts, body) = unsent(request).into_parts();
-                if !parts.headers.contains_key(HOST)
-                    && let Some(host) = parts.uri.authority()
-                    && let Ok(host) = HeaderValue::from_str(host.as_str())
-                {
-                    parts.headers.insert(HOST, host);
-                }
-                parts.uri = asked;
-                Unanswered::HandedBack(Box::new(Request::from_parts(parts, body)))
-            }
-            None => Unanswered::Failed(proof(error.error())),
-        }
-    }
-}
-
-impl From<Failure> for Unanswered {
-    fn from(failure: Failure) -> Self {
-        Unanswered::Failed(failure)
-    }
-}
-
-impl From<Unanswered> for Failure {
-    fn from(unanswered: Unanswered) -> Self {
-        match unanswered {
-            Unanswered::Failed(failure) => failure,
-            Unanswered::HandedBack(_) => {
-                Failure::NeverSent { why: "upstream_closed_before_dispatch" }
-            }
-        }
-    }
-}
-
 /// Nobody asked for another protocol.
 fn expected(response: Response<FromUpstream>) -> Result<Response<FromUpstream>, Failure> {
     match response.status() {
         StatusCode::SWITCHING_PROTOCOLS => Err(Failure::no_answer("upstream_switched_protocols")),
         _ => Ok(response),
-    }
-}
-
-/// What is known of a request that was begun.
-fn proof(error: &hyper::Error) -> Failure {
-    // Of what hyper blames on us, the body that a client sends is all that can go wrong.
-    if error.is_user() {
-        return Failure::ClientBrokeOff { too_slow: is_too_slow(error) };
-    }
-    let source = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
-    match source {
-        // RFC 9113, 8.7: a stream that was refused was not processed.
-        Some(reset)
-            if reset.is_reset()
-                && reset.is_remote()
-                && reset.reason() == Some(h2::Reason::REFUSED_STREAM) =>
-        {
-            Failure::NeverSent { why: "upstream_refused_the_stream" }
-        }
-        // A GOAWAY proves nothing: it may reach us between the writing of our stream and its
-        // answer, and the error does not say which streams upstream took.
-        _ => Failure::no_answer("upstream_gave_no_answer"),
     }
 }
 

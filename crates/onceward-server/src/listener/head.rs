@@ -36,6 +36,10 @@ fn is_clear<B>(request: &Request<B>) -> bool {
     if has_more_than_one(HOST) || has_more_than_one(CONTENT_LENGTH) {
         return false;
     }
+    let length = request.headers().get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+    if length.is_some_and(|length| length.is_empty() || !length.iter().all(u8::is_ascii_digit)) {
+        return false;
+    }
     let host = request.headers().get(HOST).map(HeaderValue::as_bytes);
     let named = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     if [host, named].into_iter().flatten().any(|host| host.contains(&b'@')) {
@@ -80,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_is_said_once() {
+    fn a_length_is_said_once_and_in_digits() {
         let with = |lengths: &[&str]| {
             let mut request = Request::post("/").header(HOST, "shop");
             for length in lengths {
@@ -90,6 +94,9 @@ mod tests {
         };
         assert!(with(&[]) && with(&["2"]));
         assert!(!with(&["2", "2"]) && !with(&["2", "9"]));
+        for length in ["", " ", "+2", "-2", "2,2", "2 2", "0x2"] {
+            assert!(!with(&[length]), "{length:?}");
+        }
     }
 
     #[test]

@@ -85,7 +85,10 @@ pub async fn work_in<H, F>(
         // What is at work may still be listed, and what cannot be gone on with always is.
         let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
         let mut more = at_work.len() >= at_once;
-        if !more {
+        if more {
+            // It need not look, and does not stand still.
+            observe::worker_was_there(NAME, engine.now());
+        } else {
             match look(&engine, listed, which).await {
                 Ok((ready, resumed)) => {
                     failures = 0;

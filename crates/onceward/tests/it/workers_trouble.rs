@@ -199,6 +199,34 @@ fn a_dispatcher_or_reconciler_that_cannot_look_for_work_is_seen_to_stand_still()
     });
 }
 
+#[test]
+fn a_dispatcher_that_has_its_hands_full_is_seen_to_be_there() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    let last = || told(&handle, "onceward_worker_last_run_timestamp_seconds", "dispatcher");
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let service = Service::new(queued(), |_| pending::<&str>());
+            let dispatcher = Resumer::new(Arc::clone(&service.engine), service.inner.clone());
+            let working = tokio::spawn(async move { dispatcher.run(SECOND * 5, 1).await });
+            service.charge(KEY).await;
+            pass(SECOND * 10).await;
+            assert_eq!(service.runs(), 1, "its hands are full");
+            let before = last();
+            pass(SECOND * 20).await;
+            assert!(last() > before, "it is there");
+            // The twin: one that is not there is not seen.
+            working.abort();
+            pass(SECOND).await;
+            let before = last();
+            pass(SECOND * 20).await;
+            assert_eq!(last(), before);
+        });
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_look_that_panics_is_not_the_end_of_a_reconciler() {
     let service = Service::new(Policy::required(), |_| async { "charged" });

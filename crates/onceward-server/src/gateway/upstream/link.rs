@@ -10,7 +10,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -27,8 +26,8 @@ use tracing::debug;
 
 use super::{
     Outgoing,
-    pool::{Pool, Streams},
-    uploading::{Noting, Stuck, Uploading},
+    pool::Pool,
+    uploading::{Answered, Noting, REST_TIME_MAX, Stuck, Upload, Uploading},
 };
 
 type Connection = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
@@ -36,15 +35,12 @@ type Connection = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 /// So often a connection is polled again at once because it woke itself. Then others may run.
 const ROUNDS_MAX: u32 = 8;
 
-/// How long a connection that nobody waits for may take to write what hyper has of a request.
-const REST_TIME_MAX: Duration = Duration::from_secs(60);
-
 /// A connection with at most one request under way. When it is dropped, a task of its own brings it to
 /// its end.
 pub(super) struct Link {
-    sender: http1::SendRequest<Uploading<()>>,
+    sender: http1::SendRequest<Uploading>,
     /// Held by the body of a request too.
-    upload: Arc<()>,
+    upload: Arc<Upload>,
     stuck: Arc<Stuck>,
     /// None once it has ended.
     connection: Option<Connection>,
@@ -84,10 +80,15 @@ impl Link {
     pub(super) async fn send(
         &mut self,
         request: Request<Outgoing>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Uploading<()>>>> {
+    ) -> Result<Response<Incoming>, TrySendError<Request<Uploading>>> {
         let request = Uploading::of(request, &self.upload);
         let mut answer = pin!(self.sender.try_send_request(request));
         poll_fn(|context| self.poll_until(context, |context| answer.as_mut().poll(context))).await
+    }
+
+    /// Whether the body of a request ended early, and whether because it was too slow.
+    pub(super) fn broke_off(&self) -> Option<bool> {
+        self.upload.broke_off()
     }
 
     /// Whether a request is still being read or written: then the connection needs somebody who polls
@@ -101,10 +102,11 @@ impl Link {
     fn detach(mut self) -> Option<oneshot::Sender<()>> {
         let mut connection = self.connection.take()?;
         let (attended, unattended) = oneshot::channel();
+        let stuck = Arc::clone(&self.stuck);
         tokio::spawn(async move {
             tokio::select! {
                 ended = &mut connection => note(ended),
-                _ = unattended => finish(connection).await,
+                _ = unattended => finish(connection, stuck).await,
             }
         });
         Some(attended)
@@ -152,16 +154,20 @@ impl Drop for Link {
     /// it ends.
     fn drop(&mut self) {
         if let (Some(connection), Ok(runtime)) = (self.connection.take(), Handle::try_current()) {
-            runtime.spawn(finish(connection));
+            runtime.spawn(finish(connection, Arc::clone(&self.stuck)));
         }
     }
 }
 
-/// The rest of a request that nobody waits for.
-async fn finish(connection: Connection) {
-    match timeout(REST_TIME_MAX, connection).await {
-        Ok(ended) => note(ended),
-        Err(_) => debug!("upstream does not read the rest of a request"),
+/// The rest of a request that nobody waits for, as long as upstream takes some of it.
+async fn finish(mut connection: Connection, stuck: Arc<Stuck>) {
+    stuck.has_moved();
+    loop {
+        match timeout(REST_TIME_MAX, &mut connection).await {
+            Ok(ended) => return note(ended),
+            Err(_) if stuck.has_moved() => {}
+            Err(_) => return debug!("upstream does not read the rest of a request"),
+        }
     }
 }
 
@@ -205,8 +211,8 @@ pub(crate) struct FromUpstream {
     link: Option<(Link, Arc<Pool>)>,
     /// Tells that task when this is dropped.
     _attended: Option<oneshot::Sender<()>>,
-    /// Of a connection that others use too; until the end.
-    streams: Option<Arc<Streams>>,
+    /// On a connection that others use too; until the end.
+    answered: Option<Answered>,
 }
 
 impl FromUpstream {
@@ -222,16 +228,16 @@ impl FromUpstream {
         from
     }
 
-    pub(super) fn among(streams: Arc<Streams>, body: Incoming) -> Self {
-        let streams = Some(streams).filter(|_| !body.is_end_stream());
-        FromUpstream { streams, ..FromUpstream::from(body) }
+    pub(super) fn among_others(body: Incoming, upload: Arc<Upload>) -> Self {
+        let answered = Some(Answered(upload)).filter(|_| !body.is_end_stream());
+        FromUpstream { answered, ..FromUpstream::from(body) }
     }
 
     fn give_back(&mut self) {
         if let Some((link, pool)) = self.link.take() {
             pool.keep(link);
         }
-        self.streams = None;
+        self.answered = None;
     }
 }
 
@@ -244,7 +250,7 @@ impl fmt::Debug for FromUpstream {
 /// Of a connection that has a task of its own.
 impl From<Incoming> for FromUpstream {
     fn from(body: Incoming) -> Self {
-        FromUpstream { body, link: None, _attended: None, streams: None }
+        FromUpstream { body, link: None, _attended: None, answered: None }
     }
 }
 
@@ -266,7 +272,7 @@ impl Body for FromUpstream {
         match &polled {
             Poll::Pending => {}
             // Whatever is wrong with it, its end is not waited for.
-            Poll::Ready(Some(Err(_))) => (this.link, this.streams) = (None, None),
+            Poll::Ready(Some(Err(_))) => (this.link, this.answered) = (None, None),
             Poll::Ready(None) => this.give_back(),
             Poll::Ready(Some(Ok(_))) if this.body.is_end_stream() => this.give_back(),
             Poll::Ready(Some(Ok(_))) => {}

@@ -5,39 +5,28 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use hyper::client::conn::{http1, http2};
 use tokio::time::Instant;
 
-use super::{IDLE_MAX, Outgoing, link::Link, uploading::Uploading};
+use super::{
+    IDLE_MAX,
+    link::Link,
+    streams::{Place, Streams},
+    uploading::Uploading,
+};
 
 /// More idle connections than this are not kept.
 const IDLE_CONNECTIONS_MAX: usize = 256;
 
-/// Requests that are under way on one connection; the next one gets another.
-const STREAMS_MAX: usize = 100;
+/// More than these are not shared: each is for one request then.
+const SHARED_CONNECTIONS_MAX: usize = 256;
 
 /// A way to send one request.
 pub(super) enum Sender {
     Http1(Link),
     /// On a connection that has a task of its own, and is not used again.
-    Http1Alone(http1::SendRequest<Outgoing>),
-    Http2(Http2Sender, Arc<Streams>),
+    Http1Alone(http1::SendRequest<Uploading>),
+    Http2(Http2Sender, Place),
 }
 
-pub(super) type Http2Sender = http2::SendRequest<Uploading<Streams>>;
-
-/// The streams of one connection: as many as are held beside the pool's own are under way, from before
-/// a request is begun until both it and its answer have ended.
-///
-/// hyper takes more than upstream allows, and lets them wait without a word. Such a request is taken
-/// for sent, and may be sent long after everybody has given it up.
-pub(super) struct Streams {
-    /// How many upstream allows.
-    allowed: Box<dyn Fn() -> usize + Send + Sync>,
-}
-
-impl Streams {
-    pub(super) fn new(allowed: impl Fn() -> usize + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Streams { allowed: Box::new(allowed) })
-    }
-}
+pub(super) type Http2Sender = http2::SendRequest<Uploading>;
 
 struct Idle {
     link: Link,
@@ -58,18 +47,14 @@ struct Shared {
 
 impl Shared {
     fn is_usable(&self) -> bool {
-        let busy = self.under_way() > 0;
-        !self.sender.is_closed() && (busy || self.used.elapsed() < IDLE_MAX)
+        let is_open = !self.sender.is_closed() && !self.streams.takes_no_more();
+        is_open && (self.streams.is_busy() || self.used.elapsed() < IDLE_MAX)
     }
 
-    fn has_room(&self) -> bool {
-        self.under_way() < STREAMS_MAX.min((self.streams.allowed)())
-    }
-
-    /// An answer and the body of its request may both hold one: too many are counted then, never too
-    /// few.
-    fn under_way(&self) -> usize {
-        Arc::strong_count(&self.streams) - 1
+    fn place(&mut self) -> Option<Sender> {
+        let place = Some(&self.streams).filter(|_| self.is_usable())?.place()?;
+        self.used = Instant::now();
+        Some(Sender::Http2(self.sender.clone(), place))
     }
 }
 
@@ -87,10 +72,8 @@ impl Pool {
     /// written.
     pub(super) fn take(&self) -> Option<Sender> {
         let mut kept = self.kept();
-        let free = |shared: &&mut Shared| shared.is_usable() && shared.has_room();
-        if let Some(shared) = kept.shared.iter_mut().find(free) {
-            shared.used = Instant::now();
-            return Some(Sender::Http2(shared.sender.clone(), Arc::clone(&shared.streams)));
+        if let Some(shared) = kept.shared.iter_mut().find_map(Shared::place) {
+            return Some(shared);
         }
         // The last one that was used is the least likely to be closed.
         while let Some(idle) = kept.idle.pop() {
@@ -113,9 +96,11 @@ impl Pool {
     }
 
     /// Lets others use a connection too.
-    pub(super) fn share(&self, sender: &Http2Sender, streams: &Arc<Streams>) {
-        let (sender, streams) = (sender.clone(), Arc::clone(streams));
-        self.kept().shared.push(Shared { sender, streams, used: Instant::now() });
+    pub(super) fn share(&self, sender: &Http2Sender, streams: Arc<Streams>) {
+        let mut kept = self.kept();
+        if kept.shared.len() < SHARED_CONNECTIONS_MAX {
+            kept.shared.push(Shared { sender: sender.clone(), streams, used: Instant::now() });
+        }
     }
 
     /// Closes what has not been used for too long.

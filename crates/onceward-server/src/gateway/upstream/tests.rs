@@ -10,6 +10,11 @@ use tokio::{
 
 use super::*;
 
+mod blame; // who is to blame for an answer that did not come
+mod dialing; // many requests that need connections at once
+mod rest; // what is left of a request when its answer is there
+mod streams; // connections in HTTP/2 that requests share
+
 async fn addresses(base: &str, asked: &str) -> [String; 2] {
     let (ends, _servers) = mpsc::unbounded_channel();
     let base: Uri = base.parse().expect(base);
