@@ -45,7 +45,9 @@ pub(super) async fn run(command: Migrate) -> Result<ExitCode> {
     let standing = schema.standing();
     match &command {
         // Told as a status is: there is nothing that this version could do.
-        _ if standing == Standing::Incompatible => show_status(args.output, &schema)?,
+        _ if matches!(standing, Standing::Incompatible | Standing::Changed) => {
+            show_status(args.output, &schema)?;
+        }
         Migrate::Plan(_) => {
             show_steps(args.output, "pending", &schema.pending, &outlook(&schema))?;
         }
@@ -60,7 +62,7 @@ pub(super) async fn run(command: Migrate) -> Result<ExitCode> {
         }
     }
     Ok(match (&command, standing) {
-        (_, Standing::Incompatible) => ExitCode::from(INCOMPATIBLE),
+        (_, Standing::Incompatible | Standing::Changed) => ExitCode::from(INCOMPATIBLE),
         (Migrate::Status(_), Standing::Absent | Standing::Behind) => ExitCode::from(PENDING),
         _ => ExitCode::SUCCESS,
     })
@@ -89,6 +91,10 @@ fn verdict(schema: &Schema) -> &'static str {
         Standing::Incompatible => {
             "The schema is newer, and this version must not use it: use a newer onceward.\n"
         }
+        Standing::Changed => {
+            "Another build made the schema, with other migrations under the same numbers. This version must \
+             not use it: use the onceward that made it, or a new schema.\n"
+        }
     }
 }
 
@@ -100,6 +106,7 @@ fn show_status(output: Output, schema: &Schema) -> Result<()> {
             "known": schema.known,
             "compatible_since": schema.since,
             "pending": schema.pending.iter().map(as_json).collect::<Vec<_>>(),
+            "changed": schema.changed.as_ref().map(as_json),
         })),
         Output::Table => {
             let row = [

@@ -1,11 +1,15 @@
 //! The other stores, as `onceward doctor` and `onceward migrate` see them.
 
-use std::{collections::BTreeMap, net::TcpListener};
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    sync::{Arc, Mutex},
+};
 
 use onceward_testbed::{DynamoDb, MariaDb, Redis, RedisCluster};
 use serde_json::Value;
 
-use crate::support::{binary, eventually};
+use crate::support::{Act, Seen, Upstream, binary, eventually, response, send};
 
 /// The exit code, and for each name the worst verdict.
 fn doctor(store: &str, class: &str) -> (Option<i32>, BTreeMap<String, String>) {
@@ -34,15 +38,28 @@ fn status(store: &str) -> (Option<i32>, String) {
     (output.status.code(), told["standing"].as_str().expect("text").to_owned())
 }
 
-/// It is not there, is made once, and is then the one that is known.
+/// It is not there, is planned, made once, and then the one that is known.
 fn is_made_once(store: &str) {
-    assert_eq!(status(store), (Some(3), "absent".into()));
-    for applied in [1, 0] {
-        let args = ["migrate", "up", "-o", "json", "--store", store];
+    let tell = |what: &str, list: &str| -> Value {
+        let args = ["migrate", what, "-o", "json", "--store", store];
         let output = binary().args(args).output().expect("the binary runs");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
         let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(told["applied"].as_array().expect("a list").len(), applied, "{told}");
+        assert!(told[list].is_array(), "{told}");
+        told[list].clone()
+    };
+    assert_eq!(status(store), (Some(3), "absent".into()));
+    let planned = tell("plan", "pending");
+    assert_eq!(planned.as_array().map(Vec::len), Some(1), "{planned}");
+    for text in ["name", "about"] {
+        assert!(planned[0][text].as_str().is_some_and(|text| !text.is_empty()), "{planned}");
+    }
+    assert_eq!(status(store), (Some(3), "absent".into()), "a plan changes nothing");
+    assert_eq!(tell("up", "applied"), planned);
+    for _ in 0..2 {
         assert_eq!(status(store), (Some(0), "current".into()));
+        assert_eq!(tell("plan", "pending"), Value::Array(Vec::new()));
+        assert_eq!(tell("up", "applied"), Value::Array(Vec::new()));
     }
 }
 
@@ -221,6 +238,89 @@ fn a_table_of_dynamodb_is_created_by_hand_and_examined_without_being_made() {
         assert_eq!(told[name], "ok", "{name}");
     }
     assert_eq!(told["deletion protection"], "note");
+}
+
+#[test]
+fn a_user_of_redis_needs_what_the_scripts_run_on_our_keys_and_no_more() {
+    const RIGHTS: &str = "+evalsha +script|load +info +config|get +ping +time +exists +get +set +del \
+        +incr +hdel +hexists +hget +hgetall +hincrby +hkeys +hlen +hmget +hset +hsetnx +hvals +zadd \
+        +zcard +zcount +zrange +zrangebyscore +zrem +zrevrangebyscore";
+    let redis = Redis::start();
+    is_made_once(&redis.url());
+    let store = redis.url().replace("redis://", "redis://teller:secret@");
+    let (safe, unsafe_) = ((Some(0), "ok".to_owned()), (Some(2), "unsafe".to_owned()));
+    for (keys, more, expected) in [
+        ("~{onceward:*", "", &safe),
+        ("~{onceward:*", "-zadd", &unsafe_),
+        ("~{onceward:*", "-hvals", &unsafe_),
+        ("~{other:*", "", &unsafe_),
+        ("~*", "+@all", &safe),
+    ] {
+        let rights: Vec<&str> = RIGHTS.split_whitespace().chain(more.split_whitespace()).collect();
+        let set = ["ACL", "SETUSER", "teller", "reset", "on", ">secret", keys];
+        assert_eq!(redis.cli(&[&set[..], &rights].concat()).trim(), "OK");
+        assert_eq!(&on(&store, "permissions"), expected, "{keys} {more}");
+    }
+}
+
+/// A service in front of the emulator that denies some calls, and tells of backups, which that one does not
+/// know.
+fn service_that(denies: &Arc<Mutex<(&'static str, &'static str)>>) -> Upstream {
+    let (real, denies) = (DynamoDb::shared().address(), Arc::clone(denies));
+    Upstream::start(move |_, seen: &Seen| {
+        let target = seen.header("x-amz-target").expect("a target").to_owned();
+        let body = String::from_utf8_lossy(&seen.body).into_owned();
+        let (denied, recovery) = *denies.lock().expect("lock");
+        let call = format!("{target} {body}");
+        if !denied.is_empty() && denied.split(' ').all(|part| call.contains(part)) {
+            let said = r#"{"__type":"com.amazon.coral.service#AccessDeniedException"}"#;
+            return Act::Send(response(400, "Content-Type: application/x-amz-json-1.0\r\n", said));
+        }
+        if target.ends_with("DescribeContinuousBackups") && !recovery.is_empty() {
+            let said = format!(
+                r#"{{"ContinuousBackupsDescription":{{"ContinuousBackupsStatus":"ENABLED","PointInTimeRecoveryDescription":{{"PointInTimeRecoveryStatus":"{recovery}"}}}}}}"#
+            );
+            return Act::Send(response(200, "Content-Type: application/x-amz-json-1.0\r\n", &said));
+        }
+        let of_ours = |(name, _): &&(String, String)| name != "content-length";
+        let line = |(name, value): &(String, String)| format!("{name}: {value}\r\n");
+        let headers: String = seen.headers.iter().filter(of_ours).map(line).collect();
+        let length = body.len();
+        let request = format!("{}\r\n{headers}Content-Length: {length}\r\n\r\n{body}", seen.line);
+        let answer = send(real, &request).expect("an answer");
+        let framing = ["content-length", "transfer-encoding", "connection"];
+        let kept = answer.headers.iter().filter(|(name, _)| !framing.contains(&name.as_str()));
+        let headers: String = kept.map(line).collect();
+        Act::Send(response(answer.status, &headers, answer.text()))
+    })
+}
+
+#[test]
+fn a_role_of_dynamodb_that_is_denied_a_call_and_a_table_without_recovery_are_noticed() {
+    let denies = Arc::new(Mutex::new(("", "")));
+    let service = service_that(&denies);
+    let store = format!("dynamodb://rights?endpoint=http://{}&region=local", service.address);
+    is_made_once(&store);
+    let safe = (Some(0), "ok".to_owned());
+    for denied in [
+        "BatchGetItem",
+        ".PutItem",
+        "UpdateItem",
+        ".DeleteItem",
+        "TransactWriteItems ConditionCheck",
+        "Query \"permissions\"",
+        "Query by_due",
+        "Query by_listed",
+    ] {
+        *denies.lock().expect("lock") = ("", "");
+        assert_eq!(on(&store, "permissions"), safe, "{denied}");
+        *denies.lock().expect("lock") = (denied, "");
+        assert_eq!(on(&store, "permissions"), (Some(2), "unsafe".into()), "{denied}");
+    }
+    for (recovery, verdict) in [("ENABLED", "ok"), ("DISABLED", "note"), ("", "note")] {
+        *denies.lock().expect("lock") = ("", recovery);
+        assert_eq!(on(&store, "point-in-time recovery"), (Some(0), verdict.into()));
+    }
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::process::Stdio;
 
-use onceward_testbed::{Database, Postgres};
+use onceward_testbed::{Database, MariaDb, Postgres};
 use serde_json::Value;
 
-use crate::support::{Gateway, Upstream, binary, folder_on_disk, ok, post};
+use crate::support::{Gateway, Upstream, binary, change_file, folder_on_disk, ok, post};
 
 /// The exit code, and what was printed.
 fn migrate(what: &str, store: &str) -> (Option<i32>, Value) {
@@ -142,4 +142,43 @@ pub(crate) fn a_newer_schema_that_lets_this_version_in_is_served_and_another_one
     assert_eq!(answers.each_ref().map(|answer| answer.is_replay()), [false, true]);
     let version = database.psql("SELECT max(version) FROM onceward.migrations");
     assert_eq!(version.trim(), "99", "nothing was taken back");
+}
+
+#[test]
+fn a_schema_that_another_build_made_under_the_same_numbers_is_refused_by_all() {
+    let postgres = Postgres::shared().create_database();
+    let mariadb = MariaDb::shared();
+    let mysql = mariadb.create_database();
+    let folder = folder_on_disk();
+    let path = folder.path().join("x.db");
+    let forget = |meta: &str| format!("DELETE FROM {meta} WHERE name = 'migration 1'");
+    type Edit<'a> = Box<dyn Fn() + 'a>;
+    let stores: [(String, Edit<'_>); 3] = [
+        (postgres.url(), Box::new(|| drop(postgres.psql(&forget("onceward.meta"))))),
+        (mariadb.url(&mysql), Box::new(|| drop(mariadb.sql(&mysql, &forget("onceward_meta"))))),
+        (
+            format!("file:{}", path.display()),
+            Box::new(|| change_file(&path, &forget("onceward_meta"))),
+        ),
+    ];
+    for (store, edit) in &stores {
+        assert_eq!(migrate("up", store).0, Some(0));
+        assert_eq!(status(store), (Some(0), "current".into()));
+        edit();
+        for what in ["status", "plan", "up"] {
+            let (code, told) = migrate(what, store);
+            assert_eq!((code, &told["standing"]), (Some(2), &"changed".into()), "{told}");
+            assert!(told["changed"]["name"].as_str().is_some_and(|name| name.contains("records")));
+        }
+        let doctor = binary().args(["doctor", "--store", store]).output().expect("it runs");
+        assert_eq!(doctor.status.code(), Some(2));
+        let serve = binary()
+            .args(["serve", "--upstream", "http://127.0.0.1:9", "--scope", "anonymous"])
+            .args(["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", store])
+            .output()
+            .expect("it runs");
+        assert_eq!(serve.status.code(), Some(2));
+        let why = String::from_utf8_lossy(&serve.stderr);
+        assert!(why.contains("in another text than this version has"), "{why}");
+    }
 }

@@ -39,6 +39,7 @@ mod error;
 mod examine;
 mod link;
 mod list;
+mod migrate;
 mod open;
 mod outbox;
 mod provider_ids;

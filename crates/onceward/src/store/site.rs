@@ -13,6 +13,8 @@ pub use finding::{Class, Finding, Verdict};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use schema::{By, breaking, since};
 pub use schema::{Migration, Schema, Standing, Step};
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) use schema::{checksum_name, checksums};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
 pub(crate) use skew::{ASKED, Asked, skew};
 

@@ -3,38 +3,62 @@
 use std::{sync::Arc, time::Duration};
 
 use onceward::{
-    CachedStore, MemoryStore, Scope, Store,
+    CachedStore, MemoryStore, Scope, SqliteOptions, SqliteStore, Store,
     clock::{Clock as _, ManualClock, SystemClock},
     record::State,
     store::{Ask, Reservation, Resolution, Resolve, Resolved, StoreErrorKind, Write},
-    testing::samples::{another_request, ask, reply, retry},
+    testing::{
+        Fresh,
+        samples::{another_request, ask, reply, retry},
+    },
 };
 use onceward_testbed::{CutProxy, Redis};
+use tempfile::TempDir;
+
+use crate::stores::postgres_store;
+
+/// What is behind the cache.
+#[derive(Clone, Copy)]
+enum Behind {
+    Memory,
+    File,
+    Postgres,
+}
+
+impl Behind {
+    async fn open(self, clock: ManualClock) -> (Arc<dyn Store>, Option<TempDir>) {
+        match self {
+            Behind::Memory => (Arc::new(MemoryStore::with_clock(Arc::new(clock))), None),
+            Behind::File => {
+                let folder = tempfile::tempdir().expect("a folder");
+                let options = SqliteOptions::new(folder.path().join("store.db"));
+                let store = SqliteStore::open(options.clock(Arc::new(clock))).await;
+                (Arc::new(store.expect("a store")), Some(folder))
+            }
+            Behind::Postgres => (Arc::new(postgres_store(clock).await), None),
+        }
+    }
+}
 
 /// Two nodes in front of one durable store, with one cache.
 struct World {
-    durable: Arc<MemoryStore>,
+    durable: Arc<dyn Store>,
     one: CachedStore,
     other: CachedStore,
     clock: ManualClock,
+    _folder: Option<TempDir>,
 }
 
 impl World {
-    async fn new() -> World {
-        World::at(&Redis::shared().url()).await
+    async fn new(behind: Behind) -> World {
+        World::at(behind, &Redis::shared().url()).await
     }
 
-    async fn at(url: &str) -> World {
+    async fn at(behind: Behind, url: &str) -> World {
         let clock = ManualClock::new(SystemClock.now());
-        let durable = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
-        let node = async || {
-            let inner = Arc::clone(&durable) as Arc<dyn Store>;
-            let cached = CachedStore::new(inner, url).await.expect("a store");
-            // A busy machine must not look like a cache that is down.
-            let cached = cached.patience(Duration::from_secs(5));
-            cached.clock(Arc::new(clock.clone()))
-        };
-        World { one: node().await, other: node().await, durable, clock }
+        let (durable, _folder) = behind.open(clock.clone()).await;
+        let node = async || cached(Arc::clone(&durable), url, clock.clone()).await;
+        World { one: node().await, other: node().await, durable, clock, _folder }
     }
 
     /// Completes a request, and replays it once.
@@ -81,16 +105,60 @@ async fn own_redis() -> Redis {
     tokio::task::spawn_blocking(Redis::start_forgetful).await.expect("a server")
 }
 
-onceward::store_suite!(cached_memory, |clock| async {
-    let inner = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
-    let cached = CachedStore::new(inner, &Redis::shared().url()).await.expect("a store");
-    let cached = cached.patience(Duration::from_secs(5));
-    cached.clock(Arc::new(clock))
-});
+async fn cached(inner: Arc<dyn Store>, url: &str, clock: ManualClock) -> CachedStore {
+    let cached = CachedStore::new(inner, url).await.expect("a store");
+    // A busy machine must not look like a cache that is down.
+    cached.patience(Duration::from_secs(5)).clock(Arc::new(clock))
+}
 
-#[tokio::test]
-async fn a_replay_does_not_ask_the_durable_store() {
-    let world = World::new().await;
+async fn fresh(behind: Behind, clock: ManualClock) -> Fresh {
+    let (inner, folder) = behind.open(clock.clone()).await;
+    let fresh = Fresh::from(cached(inner, &Redis::shared().url(), clock).await);
+    match folder {
+        Some(folder) => fresh.keeping(folder),
+        None => fresh,
+    }
+}
+
+onceward::store_suite!(cached_memory, |clock| async { fresh(Behind::Memory, clock).await });
+onceward::store_suite!(cached_file, |clock| async { fresh(Behind::File, clock).await });
+onceward::store_suite!(cached_postgres, |clock| async { fresh(Behind::Postgres, clock).await });
+
+/// Each of these cases with each durable store behind the cache, as a test of its own.
+macro_rules! behind_each {
+    (@ $module:ident, $behind:ident, $($case:ident),+) => {
+        mod $module {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() {
+                super::$case(super::Behind::$behind).await;
+            })+
+        }
+    };
+    ($($case:ident),+ $(,)?) => {
+        behind_each!(@ behind_memory, Memory, $($case),+);
+        behind_each!(@ behind_file, File, $($case),+);
+        behind_each!(@ behind_postgres, Postgres, $($case),+);
+    };
+}
+
+behind_each!(
+    a_replay_does_not_ask_the_durable_store,
+    a_hit_is_compared_in_full,
+    what_runs_is_never_in_the_cache,
+    a_cache_that_is_down_or_comes_back_changes_no_answer,
+    a_cache_that_was_never_there_changes_no_answer,
+    the_key_of_the_cache_is_not_erased_as_that_of_a_client,
+    a_flushed_cache_is_filled_again,
+    a_poisoned_entry_is_ignored,
+    an_entry_ends_before_its_record_does,
+    an_entry_has_a_time_to_live_of_a_minute_at_most,
+    a_void_is_seen_by_the_next_request_of_every_node,
+    a_reply_that_was_read_before_a_void_does_not_come_back_after_it,
+    a_void_that_the_cache_cannot_be_told_of_is_refused_and_nothing_has_happened,
+);
+
+async fn a_replay_does_not_ask_the_durable_store(behind: Behind) {
+    let world = World::new(behind).await;
     let asked = ask("replayed-0001");
     world.complete(&asked).await;
     assert_eq!((world.one.hits(), world.other.hits()), (0, 0));
@@ -99,9 +167,8 @@ async fn a_replay_does_not_ask_the_durable_store() {
     assert_eq!((world.one.hits(), world.other.hits()), (1, 1));
 }
 
-#[tokio::test]
-async fn a_hit_is_compared_in_full() {
-    let world = World::new().await;
+async fn a_hit_is_compared_in_full(behind: Behind) {
+    let world = World::new(behind).await;
     let asked = ask("compared-0001");
     world.complete(&asked).await;
     let other = another_request(&asked);
@@ -111,9 +178,8 @@ async fn a_hit_is_compared_in_full() {
     assert_ne!(found, other.fingerprint, "which the engine refuses");
 }
 
-#[tokio::test]
-async fn what_runs_is_never_in_the_cache() {
-    let world = World::new().await;
+async fn what_runs_is_never_in_the_cache(behind: Behind) {
+    let world = World::new(behind).await;
     let asked = ask("running-0001");
     let _lease = world.one.reserve(asked.clone()).await.expect("an answer");
     for _ in 0..2 {
@@ -123,10 +189,9 @@ async fn what_runs_is_never_in_the_cache() {
     assert_eq!(world.other.hits(), 0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cache_that_is_down_or_comes_back_changes_no_answer() {
+async fn a_cache_that_is_down_or_comes_back_changes_no_answer(behind: Behind) {
     let mut redis = own_redis().await;
-    let world = World::at(&redis.url()).await;
+    let world = World::at(behind, &redis.url()).await;
     let asked = ask("down-0001");
     world.complete(&asked).await;
     redis.kill_9();
@@ -142,9 +207,8 @@ async fn a_cache_that_is_down_or_comes_back_changes_no_answer() {
     assert_eq!(world.one.hits(), 1);
 }
 
-#[tokio::test]
-async fn a_cache_that_was_never_there_changes_no_answer() {
-    let world = World::at("redis://127.0.0.1:1").await;
+async fn a_cache_that_was_never_there_changes_no_answer(behind: Behind) {
+    let world = World::at(behind, "redis://127.0.0.1:1").await;
     let asked = ask("never-there-0001");
     world.complete(&asked).await;
     assert!(is_replay(&world.other, &asked).await);
@@ -153,7 +217,7 @@ async fn a_cache_that_was_never_there_changes_no_answer() {
 #[tokio::test]
 async fn a_slow_cache_is_not_waited_for() {
     let proxy = CutProxy::start(Redis::shared().address());
-    let world = World::at(&format!("redis://{}", proxy.address())).await;
+    let world = World::at(Behind::Memory, &format!("redis://{}", proxy.address())).await;
     let asked = ask("slow-0001");
     world.complete(&asked).await;
     proxy.delay(Duration::from_secs(2));
@@ -169,7 +233,7 @@ async fn a_slow_cache_is_not_waited_for() {
 #[tokio::test]
 async fn a_cache_to_which_it_is_far_comes_back_after_its_connection_broke() {
     let proxy = CutProxy::start(Redis::shared().address());
-    let world = World::at(&format!("redis://{}", proxy.address())).await;
+    let world = World::at(Behind::Memory, &format!("redis://{}", proxy.address())).await;
     let asked = ask("far-0001");
     world.complete(&asked).await;
     proxy.delay(Duration::from_millis(200));
@@ -187,9 +251,8 @@ async fn a_cache_to_which_it_is_far_comes_back_after_its_connection_broke() {
 }
 
 /// Erasing it would part the nodes: those that start later have another key.
-#[tokio::test]
-async fn the_key_of_the_cache_is_not_erased_as_that_of_a_client() {
-    let world = World::new().await;
+async fn the_key_of_the_cache_is_not_erased_as_that_of_a_client(behind: Behind) {
+    let world = World::new(behind).await;
     let of_cache = Scope::new("onceward-cache").expect("a scope");
     let refused = world.one.drop_scope_keys(&of_cache, "asked for").await.expect_err("refused");
     assert!(refused.to_string().contains("cache"), "{refused}");
@@ -197,10 +260,9 @@ async fn the_key_of_the_cache_is_not_erased_as_that_of_a_client() {
     assert_eq!(world.one.drop_scope_keys(&of_client, "asked for").await.expect("an answer"), 0);
 }
 
-#[tokio::test]
-async fn a_flushed_cache_is_filled_again() {
+async fn a_flushed_cache_is_filled_again(behind: Behind) {
     let redis = own_redis().await;
-    let world = World::at(&redis.url()).await;
+    let world = World::at(behind, &redis.url()).await;
     let asked = ask("flushed-0001");
     world.complete(&asked).await;
     redis.cli(&["FLUSHALL"]);
@@ -211,10 +273,9 @@ async fn a_flushed_cache_is_filled_again() {
 }
 
 /// One of another record, one that was changed, one of another store, and no entry at all.
-#[tokio::test]
-async fn a_poisoned_entry_is_ignored() {
+async fn a_poisoned_entry_is_ignored(behind: Behind) {
     let redis = own_redis().await;
-    let world = World::at(&redis.url()).await;
+    let world = World::at(behind, &redis.url()).await;
     let (victim, attacker) = (ask("victim-0001"), ask("attacker-0001"));
     world.complete(&victim).await;
     let place = entry(&redis);
@@ -238,15 +299,14 @@ async fn a_poisoned_entry_is_ignored() {
     copy("spare", &place);
     assert!(is_replay(&world.other, &victim).await);
     assert_eq!(world.other.hits(), 1, "the entry itself is good");
-    let stranger = World::at(&redis.url()).await;
+    let stranger = World::at(behind, &redis.url()).await;
     let granted = stranger.one.reserve(retry(&victim)).await.expect("an answer");
     assert!(matches!(granted, Reservation::Granted { .. }), "another store's entries are not ours");
 }
 
 /// The durable store decides what is expired, with a margin for clocks.
-#[tokio::test]
-async fn an_entry_ends_before_its_record_does() {
-    let world = World::new().await;
+async fn an_entry_ends_before_its_record_does(behind: Behind) {
+    let world = World::new(behind).await;
     let asked = ask("ends-0001");
     world.complete(&asked).await;
     assert!(is_replay(&world.one, &asked).await);
@@ -263,18 +323,16 @@ async fn an_entry_ends_before_its_record_does() {
     assert_eq!(record.state, State::Expired);
 }
 
-#[tokio::test]
-async fn an_entry_has_a_time_to_live_of_a_minute_at_most() {
+async fn an_entry_has_a_time_to_live_of_a_minute_at_most(behind: Behind) {
     let redis = own_redis().await;
-    let world = World::at(&redis.url()).await;
+    let world = World::at(behind, &redis.url()).await;
     world.complete(&ask("minute-0001")).await;
     let left: i64 = redis.cli(&["PTTL", &entry(&redis)]).parse().expect("a number");
     assert!((50_000..=60_000).contains(&left), "{left}");
 }
 
-#[tokio::test]
-async fn a_void_is_seen_by_the_next_request_of_every_node() {
-    let world = World::new().await;
+async fn a_void_is_seen_by_the_next_request_of_every_node(behind: Behind) {
+    let world = World::new(behind).await;
     let asked = ask("void-0001");
     world.complete(&asked).await;
     assert!(is_replay(&world.other, &asked).await);
@@ -286,10 +344,9 @@ async fn a_void_is_seen_by_the_next_request_of_every_node() {
 }
 
 /// Somebody who has read the old reply before the void, and is slow to put it into the cache.
-#[tokio::test]
-async fn a_reply_that_was_read_before_a_void_does_not_come_back_after_it() {
+async fn a_reply_that_was_read_before_a_void_does_not_come_back_after_it(behind: Behind) {
     let redis = own_redis().await;
-    let world = World::at(&redis.url()).await;
+    let world = World::at(behind, &redis.url()).await;
     let asked = ask("void-0002");
     world.complete(&asked).await;
     let place = entry(&redis);
@@ -303,10 +360,11 @@ async fn a_reply_that_was_read_before_a_void_does_not_come_back_after_it() {
     assert!(barrier > 60_000, "it outlives every entry that was read before: {barrier}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_void_that_the_cache_cannot_be_told_of_is_refused_and_nothing_has_happened() {
+async fn a_void_that_the_cache_cannot_be_told_of_is_refused_and_nothing_has_happened(
+    behind: Behind,
+) {
     let mut redis = own_redis().await;
-    let world = World::at(&redis.url()).await;
+    let world = World::at(behind, &redis.url()).await;
     let asked = ask("void-0003");
     world.complete(&asked).await;
     redis.hold();

@@ -1,12 +1,15 @@
 //! A retry that meets an attempt at work: conflict, wait, accepted.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use axum::body::Body;
 use http::Request;
 use onceward::{
-    InFlight, Policy,
-    testing::{Fault, StoreCall},
+    InFlight, MemoryStore, Policy, Store,
+    testing::{Fault, FaultyStore, StoreCall},
 };
 use tokio::{sync::Semaphore, time::Instant};
 
@@ -228,6 +231,52 @@ async fn a_client_asks_for_its_operation_by_its_own_key() {
     for absent in ["order-0000000000000002", "%zz", "%", "%C3%A4", ""] {
         let absent = format!("/.onceward/operations/{absent}");
         assert_eq!(service.send(get(&absent, ACME)).await, foreign, "{absent}");
+    }
+}
+
+/// How long an answer takes must not tell whether there is something: it is the calls that take time.
+#[tokio::test(start_paused = true)]
+async fn what_is_absent_and_what_is_somebody_elses_cost_the_same_calls_of_the_store() {
+    let calls = Arc::<Mutex<Vec<StoreCall>>>::default();
+    let (noted, go) = (Arc::clone(&calls), Arc::new(Semaphore::new(0)));
+    let may_go = Arc::clone(&go);
+    let listen = |memory: Arc<MemoryStore>| -> Arc<dyn Store> {
+        Arc::new(FaultyStore::new(memory, move |call, _| {
+            noted.lock().expect("not poisoned").push(call);
+            Fault::None
+        }))
+    };
+    let service = Service::on(listen, Policy::required(), move |_| {
+        let go = Arc::clone(&may_go);
+        async move {
+            go.acquire().await.expect("open").forget();
+            "charged"
+        }
+    });
+    let first = service.spawn_charge(KEY);
+    pass(Duration::from_millis(1)).await;
+    let opaque = service.charge(KEY).await.header("location").to_owned();
+    let by_key = format!("/.onceward/operations/{KEY}");
+    let ask = async |address: &str, who: &str| {
+        calls.lock().expect("not poisoned").clear();
+        let status = service.send(get(address, who)).await.status;
+        (status, calls.lock().expect("not poisoned").clone())
+    };
+    let mut first = Some(first);
+    for is_running in [true, false] {
+        if let Some(first) = first.take_if(|_| !is_running) {
+            go.add_permits(1);
+            assert_eq!(first.await.expect("answered").status, 200);
+        }
+        let absent = ask("/.onceward/operations/order-of-nobody-000001", EVIL).await;
+        assert_eq!(absent, (404, vec![StoreCall::Load]));
+        for address in [&*opaque, &by_key] {
+            assert_eq!(ask(address, EVIL).await, absent, "{address}, while it runs: {is_running}");
+            assert_eq!(ask(address, ACME).await, (200, vec![StoreCall::Load]), "the twin");
+        }
+        // One of the right shape that opens for nobody.
+        let broken = opaque.replace(|letter: char| letter.is_ascii_digit(), "A");
+        assert_eq!(ask(&broken, EVIL).await, absent);
     }
 }
 

@@ -45,7 +45,7 @@ async fn file_store(clock: ManualClock) -> Fresh {
 }
 
 /// In a schema of its own.
-async fn postgres_store(clock: ManualClock) -> PgStore {
+pub(crate) async fn postgres_store(clock: ManualClock) -> PgStore {
     let schema = format!("suite_{:016x}", rand::random::<u64>());
     let url = Postgres::shared().url("postgres");
     let options = PgOptions::new(url).schema(schema).clock(Arc::new(clock));

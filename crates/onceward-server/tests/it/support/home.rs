@@ -88,17 +88,21 @@ impl Home {
             ));
             return;
         }
-        let change = format!(
-            "import sqlite3\n\
-             db = sqlite3.connect('{}')\n\
-             db.execute('UPDATE onceward_records SET expires_at = expires_at - {by}, \
-             purge_at = purge_at - {by}')\n\
-             db.commit()",
-            self.folder().join("x.db").display()
+        let older = format!(
+            "UPDATE onceward_records SET expires_at = expires_at - {by}, purge_at = purge_at - {by}"
         );
-        let done = Command::new("/usr/bin/python3").args(["-c", &change]).status();
-        assert!(done.expect("python").success());
+        change_file(&self.folder().join("x.db"), &older);
     }
+}
+
+/// One statement on a file, by another program.
+pub(crate) fn change_file(path: &Path, sql: &str) {
+    let change = "import sqlite3, sys\n\
+                  db = sqlite3.connect(sys.argv[1])\n\
+                  db.execute(sys.argv[2])\n\
+                  db.commit()";
+    let done = Command::new("/usr/bin/python3").args(["-c", change]).arg(path).arg(sql).status();
+    assert!(done.expect("python").success());
 }
 
 fn folder() -> TempDir {

@@ -1,6 +1,9 @@
 //! Whether a table can be relied on: a look that writes nothing and makes nothing.
 
-use aws_sdk_dynamodb::types::{IndexStatus, TableDescription, TableStatus};
+use aws_sdk_dynamodb::{
+    error::{ProvideErrorMetadata as _, SdkError},
+    types::{IndexStatus, PointInTimeRecoveryStatus, TableDescription, TableStatus},
+};
 
 use super::{
     DynamoStore, Inner,
@@ -12,6 +15,8 @@ use crate::store::{
     StoreError,
     site::{Finding, Migration, Schema, Site, SiteFuture, Step},
 };
+
+mod permissions; // of the role that it is called by
 
 /// The only version so far.
 static MIGRATIONS: [Migration; 1] = [Migration {
@@ -30,8 +35,15 @@ impl Site for DynamoOptions {
                 Some(table) => vec![status(table), indexes(table), protection(table)],
                 None => Vec::new(),
             };
+            if described.is_some() {
+                findings.push(recovery(&inner).await);
+                findings.push(permissions::permissions(&inner).await);
+            }
             findings.push(clock(&inner));
-            findings.push(Finding::schema(&inner.version(described.is_some()).await?));
+            findings.push(match inner.version(described.is_some()).await {
+                Ok(schema) => Finding::schema(&schema),
+                Err(error) => Finding::failed("schema", error.to_string()),
+            });
             Ok(findings)
         })
     }
@@ -111,6 +123,34 @@ fn protection(table: &TableDescription) -> Finding {
             NAME,
             "off",
             "switch it on: without the table every key looks new, and everything runs again",
+        ),
+    }
+}
+
+/// Whether the table can be put back as it was a moment ago.
+async fn recovery(inner: &Inner) -> Finding {
+    const NAME: &str = "point-in-time recovery";
+    let asked = inner.client.describe_continuous_backups().table_name(&inner.table).send().await;
+    let backups = match asked {
+        Ok(asked) => asked.continuous_backups_description,
+        Err(SdkError::ServiceError(said)) => {
+            let code = said.err().code().unwrap_or("no reason given").to_owned();
+            return Finding::note(
+                NAME,
+                format!("the service does not say: {code}"),
+                "allow dynamodb:DescribeContinuousBackups, or see for yourself that it is on",
+            );
+        }
+        Err(error) => return Finding::failed(NAME, error.to_string()),
+    };
+    let recovery = backups.and_then(|backups| backups.point_in_time_recovery_description);
+    match recovery.and_then(|recovery| recovery.point_in_time_recovery_status) {
+        Some(PointInTimeRecoveryStatus::Enabled) => Finding::ok(NAME, "on"),
+        _ => Finding::note(
+            NAME,
+            "off",
+            "switch it on: what was deleted or overwritten by mistake is else gone, and what it stood \
+             for runs again",
         ),
     }
 }

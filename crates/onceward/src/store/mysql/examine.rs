@@ -5,22 +5,12 @@ use std::time::{Instant, SystemTime};
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 
 use super::{
-    MySqlConnectError, MySqlOptions,
-    open::{self, MIGRATIONS, PACKET_MIN},
+    MySqlConnectError, MySqlOptions, migrate,
+    open::{self, PACKET_MIN},
 };
-use crate::store::site::{
-    ASKED, Asked, Finding, Migration, Schema, Site, SiteFuture, Standing, Step, skew,
-};
+use crate::store::site::{ASKED, Asked, Finding, Schema, Site, SiteFuture, Standing, Step, skew};
 
 mod inside; // our tables
-
-/// What the migrations are called. As many as there are.
-static NAMED: [Migration; MIGRATIONS.len()] = [Migration {
-    name: "records and outbox",
-    about: "makes the tables of records and of the outbox, and their indexes",
-    sql: "",
-    breaks: true,
-}];
 
 impl Site for MySqlOptions {
     fn examine(&self) -> SiteFuture<'_, Vec<Finding>> {
@@ -30,7 +20,7 @@ impl Site for MySqlOptions {
     fn schema(&self) -> SiteFuture<'_, Schema> {
         Box::pin(async {
             let mut connection = open::connect(self).await?;
-            let schema = schema(&mut connection, &self.prefix).await?;
+            let schema = migrate::schema_of(&mut connection, &self.prefix).await?;
             // Nothing was begun on it.
             let _ = connection.close().await;
             Ok(schema)
@@ -46,12 +36,6 @@ impl Site for MySqlOptions {
     }
 }
 
-async fn schema(connection: &mut MySqlConnection, prefix: &str) -> Result<Schema, sqlx::Error> {
-    let found = open::version_of(connection, prefix).await?.unwrap_or(0);
-    let since = (found as usize <= NAMED.len()).then_some(1);
-    Ok(Schema::new(found, since, &NAMED))
-}
-
 async fn examine(options: &MySqlOptions) -> Result<Vec<Finding>, MySqlConnectError> {
     let mut look = open::connect(options).await?;
     let mut findings = vec![
@@ -64,7 +48,7 @@ async fn examine(options: &MySqlOptions) -> Result<Vec<Finding>, MySqlConnectErr
         packets(&mut look).await,
         clock(&mut look).await,
     ];
-    let schema = schema(&mut look, &options.prefix).await?;
+    let schema = migrate::schema_of(&mut look, &options.prefix).await?;
     findings.push(Finding::schema(&schema));
     let standing = schema.standing();
     findings.push(inside::permissions(&mut look, &options.prefix, standing).await);

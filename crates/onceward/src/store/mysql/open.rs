@@ -1,6 +1,6 @@
-//! Connecting, and bringing the tables to the version of this release.
+//! Connecting, and what is refused.
 
-use std::{collections::HashMap, io, str::FromStr as _, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, str::FromStr as _, sync::Arc};
 
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, MySqlConnection, Row as _,
@@ -8,23 +8,10 @@ use sqlx::{
 };
 use tokio::time::timeout;
 
-use super::{MySqlOptions, link::CONNECT_TIME_MAX, sql::with_prefix};
-
-/// Migrations in order. The table `migrations` says how many of them were made. Each may be made again:
-/// DDL commits by itself, so that a crash may leave a part of one.
-pub(super) const MIGRATIONS: [&str; 1] = [concat!(
-    include_str!("../../../migrations/mysql/0001_records.sql"),
-    include_str!("../../../migrations/mysql/0002_outbox.sql"),
-)];
-
-/// What the statements of a migration end with.
-const END: &str = "\n;\n";
+use super::{MySqlOptions, link::CONNECT_TIME_MAX, migrate, sql::with_prefix};
 
 /// A batch and its largest element have to fit into one packet.
 pub(super) const PACKET_MIN: u64 = 8 << 20;
-
-/// How long a migration of another process is waited for.
-const MIGRATION_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Why a store cannot be had in a database.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +60,18 @@ pub enum MySqlConnectError {
         found: u32,
         /// The version that is needed.
         known: u32,
+    },
+    /// Another build has made the tables: a migration had the same number there, and another text.
+    #[error(
+        "the migration `{migration}` of tables {prefix}* was applied in another text than this version has \
+         for it, perhaps before the first release; nothing was changed; use the onceward that made them, \
+         or new tables"
+    )]
+    Changed {
+        /// What their names begin with.
+        prefix: String,
+        /// The first such migration.
+        migration: &'static str,
     },
     /// Another process migrates for too long.
     #[error("another process is at the tables for too long")]
@@ -124,7 +123,7 @@ pub(super) async fn prepare(options: &MySqlOptions) -> Result<Prepared, MySqlCon
     let mut connection = connect(options).await?;
     let prepared = async {
         is_good_server(&mut connection).await?;
-        migrate(&mut connection, options).await?;
+        migrate::bring_up(&mut connection, options).await?;
         let name = name_of(&mut connection, prefix).await?;
         Ok(Prepared { name, has_snapshots: has_snapshots(&mut connection).await? })
     };
@@ -201,73 +200,6 @@ async fn name_of(connection: &mut MySqlConnection, prefix: &str) -> Result<Arc<s
     let row = sqlx::query(AssertSqlSafe(name)).fetch_one(connection).await?;
     let name: Vec<u8> = row.try_get_unchecked(0)?;
     Ok(String::from_utf8_lossy(&name).into())
-}
-
-pub(super) async fn version_of(
-    connection: &mut MySqlConnection,
-    prefix: &str,
-) -> Result<Option<u32>, sqlx::Error> {
-    let there = sqlx::query_scalar(
-        "SELECT COUNT(*) FROM information_schema.tables \
-         WHERE table_schema = DATABASE() AND table_name = ?",
-    );
-    let there = there.bind(format!("{prefix}migrations"));
-    let there: i64 = there.fetch_one(&mut *connection).await?;
-    if there == 0 {
-        return Ok(None);
-    }
-    let version = with_prefix("SELECT COALESCE(MAX(version), 0) FROM onceward_migrations", prefix);
-    let version: i64 = sqlx::query_scalar(AssertSqlSafe(version)).fetch_one(connection).await?;
-    Ok(Some(u32::try_from(version).unwrap_or(0)))
-}
-
-/// Under a lock of the server that ends with the connection: processes that start together do it one
-/// after the other.
-async fn migrate(
-    connection: &mut MySqlConnection,
-    options: &MySqlOptions,
-) -> Result<(), MySqlConnectError> {
-    let prefix = &*options.prefix;
-    let known = MIGRATIONS.len() as u32;
-    let found = version_of(connection, prefix).await?;
-    if found == Some(known) {
-        return Ok(());
-    }
-    if let Some(found) = found.filter(|found| *found > known) {
-        return Err(MySqlConnectError::Newer { prefix: prefix.into(), found, known });
-    }
-    if !options.migrate {
-        let found = found.unwrap_or(0);
-        return Err(MySqlConnectError::NotMigrated { prefix: prefix.into(), found, known });
-    }
-    let lock =
-        sqlx::query_scalar("SELECT GET_LOCK(CONCAT('onceward ', MD5(CONCAT(DATABASE(), ?))), ?)");
-    let lock = lock.bind(prefix.to_owned()).bind(MIGRATION_TIME_MAX.as_secs());
-    let locked: Option<i64> = lock.fetch_one(&mut *connection).await?;
-    if locked != Some(1) {
-        return Err(MySqlConnectError::Busy);
-    }
-    // Committed when it has all that the migrations before made: the number is written last.
-    let first = with_prefix(
-        "CREATE TABLE IF NOT EXISTS onceward_meta (name VARBINARY(64) NOT NULL PRIMARY KEY, \
-         value VARBINARY(255) NOT NULL) ENGINE = InnoDB; \
-         CREATE TABLE IF NOT EXISTS onceward_migrations (version BIGINT NOT NULL PRIMARY KEY, \
-         applied_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP) ENGINE = InnoDB; \
-         INSERT IGNORE INTO onceward_meta (name, value) VALUES ('name', UUID())",
-        prefix,
-    );
-    sqlx::raw_sql(AssertSqlSafe(first)).execute(&mut *connection).await?;
-    let have = version_of(connection, prefix).await?.unwrap_or(0) as usize;
-    for (index, migration) in MIGRATIONS.iter().enumerate().skip(have) {
-        for statement in migration.split(END).filter(|statement| !statement.trim().is_empty()) {
-            let statement = with_prefix(statement, prefix);
-            sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await?;
-        }
-        let note = with_prefix("INSERT INTO onceward_migrations (version) VALUES (?)", prefix);
-        let version = i64::try_from(index + 1).unwrap_or(i64::MAX);
-        sqlx::query(AssertSqlSafe(note)).bind(version).execute(&mut *connection).await?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -122,7 +122,14 @@ impl Statement for Waiting {
                 let ask = ask.integer(page as i64).integer(seen);
                 let rows = ask.fetch_all(&mut *session.connection).await?;
                 seen += rows.len() as i64;
-                waiting.extend(rows.iter().filter_map(|row| read_resumable(row).ok()));
+                for row in &rows {
+                    match read_resumable(row) {
+                        Ok(resumable) => waiting.push(resumable),
+                        Err(error) => {
+                            warn!(%error, "an operation that waits for a worker cannot be read");
+                        }
+                    }
+                }
                 if rows.len() < page || waiting.len() >= limit as usize {
                     break;
                 }
@@ -135,8 +142,8 @@ impl Statement for Waiting {
 fn read_resumable(row: &MySqlRow) -> Result<Resumable, BadRow> {
     let record = Box::new(read_record(row)?);
     let request = row.blob(RECORD_COLUMN_COUNT).ok_or(BadRow("request"))?;
-    let request = request.map(|bytes| decode_request(bytes).ok_or(BadRow("request")));
-    Ok(Resumable { record, request: request.transpose()? })
+    // Without it nobody can go on, but what has waited for too long is still given up.
+    Ok(Resumable { record, request: request.and_then(decode_request) })
 }
 
 /// Unknown outcomes that are due to be asked about, but for those of some routes.
@@ -193,7 +200,10 @@ impl Statement for Sweep {
             let mut moved = Vec::new();
             for row in &rows {
                 let number = row.integer(RECORD_COLUMN_COUNT).flatten();
-                if let (Some(number), Ok(record)) = (number, read_record(row)) {
+                let record = read_record(row).inspect_err(|error| {
+                    warn!(%error, "a record whose lease is over cannot be read");
+                });
+                if let (Some(number), Ok(record)) = (number, record) {
                     let step = machine::sweep(&record, now);
                     if let (Change::Put(after), Some(_)) = (&step.change, &step.answer) {
                         moved.push((

@@ -6,9 +6,12 @@ use super::{
     PgOptions,
     open::{self, PgConnectError, in_schema},
 };
-use crate::store::site::{By, Migration, Schema, Standing, Step, breaking, since};
+use crate::store::site::{
+    By, Migration, Schema, Standing, Step, breaking, checksum_name, checksums, since,
+};
 
-/// Migrations in order. The schema's table `migrations` says how many of them it has.
+/// Migrations in order. The schema's table `migrations` says how many of them it has, and its table `meta`
+/// which text each had: one that was released is never edited, but another one added.
 pub(super) const MIGRATIONS: &[Migration] = &[
     Migration {
         name: "records",
@@ -113,16 +116,27 @@ async fn bring_up(
         let note = in_schema("INSERT INTO onceward.migrations (version) VALUES ($1)", schema);
         let version = i32::try_from(step.version).unwrap_or(i32::MAX);
         sqlx::query(AssertSqlSafe(note)).bind(version).execute(&mut *connection).await?;
+        let name = checksum_name(step.version);
+        remember(connection, schema, name, step.migration.checksum()).await?;
     }
-    let mark = in_schema(
-        "INSERT INTO onceward.meta (name, value) VALUES ('compatible_since', $1) \
+    let since = since(migrations).to_string();
+    remember(connection, schema, "compatible_since".into(), since).await?;
+    sqlx::raw_sql("COMMIT").execute(connection).await?;
+    Ok(have.pending)
+}
+
+async fn remember(
+    connection: &mut PgConnection,
+    schema: &str,
+    name: String,
+    value: String,
+) -> Result<(), sqlx::Error> {
+    let sql = in_schema(
+        "INSERT INTO onceward.meta (name, value) VALUES ($1, $2) \
          ON CONFLICT (name) DO UPDATE SET value = excluded.value",
         schema,
     );
-    let since = since(migrations).to_string();
-    sqlx::query(AssertSqlSafe(mark)).bind(since).execute(&mut *connection).await?;
-    sqlx::raw_sql("COMMIT").execute(connection).await?;
-    Ok(have.pending)
+    sqlx::query(AssertSqlSafe(sql)).bind(name).bind(value).execute(connection).await.map(|_| ())
 }
 
 /// Whether nothing has to be done, if anything may be done here at all.
@@ -137,6 +151,10 @@ fn is_done(
         Standing::Current | Standing::Ahead => Ok(true),
         Standing::Incompatible => {
             Err(PgConnectError::Newer { schema: schema(), found: have.found, known: have.known })
+        }
+        Standing::Changed => {
+            let migration = have.changed.map_or("", |step| step.migration.name);
+            Err(PgConnectError::Changed { schema: schema(), migration })
         }
         Standing::Absent | Standing::Behind => match breaking(have.found, migrations) {
             Some(migration) if by == By::Start => {
@@ -179,11 +197,16 @@ pub(super) async fn schema_of(
          (SELECT value FROM onceward.meta WHERE name = 'compatible_since')",
         schema,
     );
-    let said = sqlx::raw_sql(AssertSqlSafe(said)).fetch_one(connection).await?;
+    let said = sqlx::raw_sql(AssertSqlSafe(said)).fetch_one(&mut *connection).await?;
     let found: String = said.try_get(0)?;
     let since: Option<String> = said.try_get(1)?;
     let since = since.and_then(|since| since.parse().ok());
-    Ok(Schema::new(found.parse().unwrap_or(0), since, migrations))
+    let remembered =
+        in_schema("SELECT name, value FROM onceward.meta WHERE name LIKE 'migration %'", schema);
+    let remembered = sqlx::raw_sql(AssertSqlSafe(remembered)).fetch_all(connection).await?;
+    let remembered = remembered.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+    let kept = checksums(remembered.collect::<Result<Vec<_>, sqlx::Error>>()?);
+    Ok(Schema::new(found.parse().unwrap_or(0), since, migrations).compared(&kept, migrations))
 }
 
 #[cfg(test)]
@@ -236,6 +259,31 @@ mod tests {
               ALTER FUNCTION onceward.change RENAME TO change_2;",
         breaks: true,
     };
+
+    #[tokio::test]
+    async fn a_schema_that_another_build_made_under_the_same_numbers_is_refused_and_left_as_it_is()
+    {
+        const EDITED: Migration =
+            Migration { sql: "CREATE TABLE onceward.colours (name text PRIMARY KEY);", ..ADDS };
+        let database = Postgres::shared().create_database();
+        let options = PgOptions::new(database.url());
+        let mine = later(&[ADDS]);
+        assert_eq!(migrate(&options, mine, By::Start).await.expect("made"), mine.len());
+        assert_eq!(migrate(&options, mine, By::Start).await.expect("the same"), 0);
+        for theirs in [later(&[EDITED]), later(&[EDITED, BREAKS])] {
+            for by in [By::Start, By::Hand] {
+                let refused = migrate(&options, theirs, by).await.expect_err("another text");
+                assert!(matches!(refused, PgConnectError::Changed { migration: "adds", .. }));
+            }
+        }
+        let store = PgStore::connect(options.clone()).await.expect("it is as it was");
+        works(&store, "after").await;
+
+        // One from before checksums were kept.
+        database.psql("DELETE FROM onceward.meta WHERE name = 'migration 2'");
+        let refused = PgStore::connect(options).await.expect_err("nobody knows its text");
+        assert!(matches!(refused, PgConnectError::Changed { migration: "scope_keys", .. }));
+    }
 
     #[tokio::test]
     async fn old_and_new_processes_work_side_by_side_until_a_migration_breaks() {

@@ -76,6 +76,18 @@ pub enum PgConnectError {
         /// The migration.
         migration: &'static str,
     },
+    /// Another build has made the schema: a migration had the same number there, and another text.
+    #[error(
+        "the migration `{migration}` of schema {schema} was applied in another text than this version has \
+         for it, perhaps before the first release; nothing was changed; use the onceward that made the \
+         schema, or a new schema"
+    )]
+    Changed {
+        /// The schema.
+        schema: String,
+        /// The first such migration.
+        migration: &'static str,
+    },
     /// Between us and the server, statements that were prepared are forgotten, or taken for those of
     /// others.
     #[error(

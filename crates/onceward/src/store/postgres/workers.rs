@@ -13,7 +13,7 @@ use super::{
     PgStore,
     error::{Remedy, TRIES_MAX, answer_lost, pause, remedy},
     link::{Call, Caller, Link, Lost, call},
-    row::{FoundRow, damaged, read_audit},
+    row::{BadRow, FoundRow, damaged, read_audit},
 };
 use crate::{
     key::Key,
@@ -60,9 +60,11 @@ pub(super) async fn settled(
             .bind(ids.iter().map(|id| id.key.as_str()).collect::<Vec<_>>())
     };
     let rows = fetch(link, bind).await?;
-    let place = |row: &PgRow| usize::try_from(row.try_get::<i64, _>(0).ok()?).ok();
-    let settled = rows.iter().filter_map(place).filter_map(|place| ids.get(place.checked_sub(1)?));
-    Ok(settled.cloned().collect())
+    let settled = |row: &PgRow| {
+        let place: i64 = row.try_get(0).ok()?;
+        ids.get(usize::try_from(place).ok()?.checked_sub(1)?).cloned()
+    };
+    rows.iter().map(|row| settled(row).ok_or_else(unreadable)).collect()
 }
 
 pub(super) async fn audit(link: &mut Link, id: RecordId) -> Result<Vec<AuditRecord>, StoreError> {
@@ -161,7 +163,12 @@ pub(super) async fn due_unknown(
                 .bind(except.iter().map(|route| route.to_string()).collect::<Vec<_>>())
         };
         let rows = fetch(link, bind).await?;
-        due.extend(rows.iter().filter_map(read_due));
+        for row in &rows {
+            match read_due(row) {
+                Ok(record) => due.push(record),
+                Err(error) => warn!(%error, "an unknown outcome that is due cannot be read"),
+            }
+        }
         if rows.len() < page || due.len() >= limit {
             return Ok(due);
         }
@@ -169,17 +176,11 @@ pub(super) async fn due_unknown(
     }
 }
 
-fn read_due(row: &PgRow) -> Option<Record> {
-    let read = || -> Option<Record> {
-        let scope = Scope::new(row.try_get::<&str, _>("scope").ok()?).ok()?;
-        let key = Key::new(row.try_get::<&str, _>("key").ok()?).ok()?;
-        FoundRow::by_name(row).record(&RecordId { scope, key }).ok()
-    };
-    let read = read();
-    if read.is_none() {
-        warn!("an unknown outcome that is due cannot be read");
-    }
-    read
+fn read_due(row: &PgRow) -> Result<Record, BadRow> {
+    let found = FoundRow::by_name(row);
+    let scope = Scope::new(found.text("scope")?).map_err(|_| BadRow("scope"))?;
+    let key = Key::new(found.text("key")?).map_err(|_| BadRow("key"))?;
+    found.record(&RecordId { scope, key })
 }
 
 fn read_swept(row: &PgRow) -> Option<Swept> {
@@ -211,12 +212,12 @@ pub(super) async fn reap(link: &mut Link, limit: u32) -> Result<Reaped, StoreErr
         let bind = |link: &Link| call(&link.statements().reap).bind(link.now()).bind(most);
         let rows = fetch(link, bind).await?;
         let row = rows.first().ok_or_else(unreadable)?;
-        let count = |column: usize| {
-            let count: i32 = row.try_get(column).unwrap_or(0);
-            u32::try_from(count).unwrap_or(0)
+        let count = |column: usize| -> Result<u32, StoreError> {
+            let count: i32 = row.try_get(column).map_err(|_| unreadable())?;
+            u32::try_from(count).map_err(|_| unreadable())
         };
-        reaped.expired += count(0);
-        reaped.purged += count(1);
+        reaped.expired += count(0)?;
+        reaped.purged += count(1)?;
         let done = reaped.expired + reaped.purged;
         let more: bool = row.try_get(2).map_err(|_| unreadable())?;
         if !more || done >= limit || (statement >= STATEMENTS_MAX && done > 0) {

@@ -19,6 +19,8 @@ use super::{
 };
 use crate::store::site::{ASKED, Asked, Finding, Migration, Schema, Site, SiteFuture, Step, skew};
 
+mod permissions; // of the user that it connects as
+
 /// The only version so far.
 static MIGRATIONS: [Migration; 1] = [Migration {
     name: "layout",
@@ -33,9 +35,12 @@ impl Site for RedisOptions {
             let client = self.reached().await?;
             let mut findings = Vec::new();
             for server in servers(&client) {
-                findings.extend(look_at(&server).await);
+                findings.extend(look_at(&server, &client).await);
             }
-            findings.push(Finding::schema(&schema(&client).await?));
+            findings.push(match schema(&client).await {
+                Ok(schema) => Finding::schema(&schema),
+                Err(error) => Finding::failed("schema", error.to_string()),
+            });
             Ok(findings)
         })
     }
@@ -74,10 +79,13 @@ async fn schema(client: &Client) -> Result<Schema, RedisConnectError> {
 }
 
 /// One server: its settings, as far as it tells them.
-async fn look_at(server: &Link) -> Vec<Finding> {
+async fn look_at(server: &Link, client: &Client) -> Vec<Finding> {
+    let key = client.layout.key(0, "layout", b"");
+    let permissions = permissions::permissions(server, &key, client.cluster).await;
     let info = server.command(&redis::cmd("INFO")).await.ok().and_then(|info| bytes(info).ok());
     let Some(info) = info else {
-        return vec![Finding::failed("settings", of(server, "it does not tell them"))];
+        let settings = Finding::failed("settings", of(server, "it does not tell them"));
+        return vec![permissions, settings];
     };
     let info = String::from_utf8_lossy(&info).into_owned();
     vec![
@@ -87,6 +95,7 @@ async fn look_at(server: &Link) -> Vec<Finding> {
         persistence(server, &info).await,
         replication(server, &info),
         clock(server).await,
+        permissions,
     ]
 }
 

@@ -16,6 +16,14 @@ impl Finding {
         const NAME: &str = "schema";
         let found = format!("version {}, and this onceward knows {}", schema.found, schema.known);
         match schema.standing() {
+            Standing::Changed => {
+                let name = schema.changed.map_or("", |step| step.migration.name);
+                let advice = "another build has made it, perhaps one from before the first release: use \
+                              that one, or start with a new schema";
+                let found =
+                    format!("{found}; `{name}` was applied in another text than it has here");
+                Finding::broken(NAME, found, advice)
+            }
             Standing::Current => Finding::ok(NAME, found),
             Standing::Absent => Finding::note(
                 NAME,

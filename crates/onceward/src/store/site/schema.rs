@@ -1,3 +1,7 @@
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use sha2::{Digest as _, Sha256};
+
 /// One step of a schema: its place in the list is the version that it makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migration {
@@ -11,6 +15,24 @@ pub struct Migration {
     /// away, or gives another name to, what they call, so that those that run fail instead of
     /// doing something else.
     pub breaks: bool,
+}
+
+impl Migration {
+    /// What tells its statements from any others: SHA-256 of their lines, in hexadecimal digits. How lines
+    /// end depends on where the sources were checked out.
+    pub fn checksum(&self) -> String {
+        let mut digest = Sha256::new();
+        for line in self.sql.lines() {
+            digest.update(line);
+            digest.update(b"\n");
+        }
+        let mut text = String::with_capacity(64);
+        for byte in digest.finalize() {
+            // Writing to a string does not fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        text
+    }
 }
 
 /// One migration, as it is or was applied.
@@ -35,6 +57,8 @@ pub struct Schema {
     pub since: Option<u32>,
     /// What is left to do.
     pub pending: Vec<Step>,
+    /// The first migration that was applied in another text than this version has for it.
+    pub changed: Option<Step>,
 }
 
 /// What a schema is to this version.
@@ -50,6 +74,9 @@ pub enum Standing {
     Ahead,
     /// Newer, and this version must not use it.
     Incompatible,
+    /// Made by other migrations than those that are known here, under the same numbers: this version must
+    /// not use it.
+    Changed,
 }
 
 impl Standing {
@@ -61,6 +88,7 @@ impl Standing {
             Standing::Current => "current",
             Standing::Ahead => "ahead",
             Standing::Incompatible => "incompatible",
+            Standing::Changed => "changed",
         }
     }
 }
@@ -74,20 +102,60 @@ impl Schema {
             known: u32::try_from(migrations.len()).unwrap_or(u32::MAX),
             since,
             pending: steps.filter(|step| step.version > found).collect(),
+            changed: None,
         }
+    }
+
+    /// The same, with what was applied compared with what is known: by the checksums that the schema keeps,
+    /// of each version one. A version without a checksum was applied before they were kept.
+    #[must_use]
+    pub fn compared(
+        mut self,
+        kept: &BTreeMap<u32, String>,
+        migrations: &'static [Migration],
+    ) -> Self {
+        let mut steps =
+            (1..).zip(migrations).map(|(version, migration)| Step { version, migration });
+        self.changed = steps.find(|step| {
+            step.version <= self.found
+                && kept.get(&step.version) != Some(&step.migration.checksum())
+        });
+        self
     }
 
     /// What it is to this version.
     pub fn standing(&self) -> Standing {
         let may_use = self.since.is_some_and(|since| since <= self.known);
         match self.found {
+            found if found > self.known && !may_use => Standing::Incompatible,
+            _ if self.changed.is_some() => Standing::Changed,
             found if found == self.known => Standing::Current,
             0 => Standing::Absent,
             found if found < self.known => Standing::Behind,
-            _ if may_use => Standing::Ahead,
-            _ => Standing::Incompatible,
+            _ => Standing::Ahead,
         }
     }
+}
+
+/// Under which name the schema remembers the checksum of the migration that makes this version.
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) fn checksum_name(version: u32) -> String {
+    format!("{CHECKSUM_OF}{version}")
+}
+
+/// What those names begin with.
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) const CHECKSUM_OF: &str = "migration ";
+
+/// The checksums by version, of names and values that the schema remembers.
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) fn checksums(
+    remembered: impl IntoIterator<Item = (String, String)>,
+) -> BTreeMap<u32, String> {
+    let read = |(name, checksum): (String, String)| {
+        Some((name.strip_prefix(CHECKSUM_OF)?.parse().ok()?, checksum))
+    };
+    remembered.into_iter().filter_map(read).collect()
 }
 
 /// Who asks for migrations.
@@ -148,6 +216,34 @@ mod tests {
         assert_eq!(versions(0), [1, 2, 3, 4, 5]);
         assert_eq!(versions(3), [4, 5]);
         assert!(versions(5).is_empty() && versions(9).is_empty());
+    }
+
+    #[test]
+    fn what_was_applied_in_another_text_is_not_what_is_known_here() {
+        const ONE: Migration =
+            Migration { sql: "CREATE TABLE one (a text);\n", ..migration(false) };
+        const TWO: Migration =
+            Migration { sql: "CREATE TABLE two (a text);\n", ..migration(false) };
+        static KNOWN: [Migration; 2] = [ONE, TWO];
+        let seen = |found, since, kept: &[(u32, &Migration)]| {
+            let kept = kept.iter().map(|(version, it)| (*version, it.checksum())).collect();
+            let schema = Schema::new(found, since, &KNOWN).compared(&kept, &KNOWN);
+            (schema.standing(), schema.changed.map(|step| step.version))
+        };
+        assert_eq!(seen(0, None, &[]), (Standing::Absent, None));
+        assert_eq!(seen(1, None, &[(1, &ONE)]), (Standing::Behind, None));
+        assert_eq!(seen(2, None, &[(1, &ONE), (2, &TWO)]), (Standing::Current, None));
+        assert_eq!(seen(3, Some(1), &[(1, &ONE), (2, &TWO), (3, &ONE)]), (Standing::Ahead, None));
+
+        assert_eq!(seen(2, None, &[(1, &ONE), (2, &ONE)]), (Standing::Changed, Some(2)));
+        assert_eq!(seen(1, None, &[(1, &TWO)]), (Standing::Changed, Some(1)));
+        assert_eq!(seen(2, None, &[]), (Standing::Changed, Some(1)), "none was kept");
+        assert_eq!(seen(3, Some(1), &[(1, &ONE), (3, &TWO)]), (Standing::Changed, Some(2)));
+        assert_eq!(seen(3, Some(3), &[(1, &TWO)]), (Standing::Incompatible, Some(1)));
+
+        let elsewhere = Migration { sql: "CREATE TABLE one (a text);\r\n", ..ONE };
+        assert_eq!(ONE.checksum(), elsewhere.checksum(), "how lines end does not matter");
+        assert_ne!(ONE.checksum(), TWO.checksum());
     }
 
     #[cfg(any(feature = "sqlite", feature = "postgres"))]

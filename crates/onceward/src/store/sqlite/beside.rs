@@ -10,7 +10,7 @@ use super::super::{
     headers::{decode_headers, encode_headers},
 };
 use super::{
-    row::{BadRow, Columns, RECORD_COLUMN_COUNT, bind_id, read_record},
+    row::{BadRow, Columns, RECORD_COLUMN_COUNT, bind_id, read_record, readable},
     sql::{FORGET, KEEP_REQUEST, RESUMABLE, SAVE_STEP, SAVED, STEPS},
     writer::{Outcome, Writer, before},
 };
@@ -111,7 +111,7 @@ impl Writer {
             let query = query.bind(which == Which::All);
             let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
             let read = resumable.len();
-            resumable.extend(rows.iter().filter_map(|row| read_resumable(row).ok()));
+            resumable.extend(readable(&rows, read_resumable));
             unreadable += (rows.len() - (resumable.len() - read)) as u32;
             if rows.len() < page as usize || resumable.len() >= limit as usize {
                 return Ok(resumable);

@@ -9,7 +9,7 @@ use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 use super::{
     changes::Changes,
     error::store_error,
-    row::{BadRow, read_listed, read_record},
+    row::{BadRow, read_listed, read_record, readable},
     sql::{DUE_LEASES, DUE_RETENTION, DUE_UNKNOWN, PURGE_AUDIT},
     statement::Statement,
     writer::{Outcome, Sender, Writer, before},
@@ -189,7 +189,7 @@ impl Writer {
             let query = query.bind(page).bind(seen);
             let rows = query.fetch_all(self.connection().await?).await.map_err(before)?;
             seen += rows.len() as u32;
-            due.extend(rows.iter().filter_map(|row| read_record(row).ok()));
+            due.extend(readable(&rows, read_record));
             if rows.len() < page as usize || due.len() >= limit {
                 return Ok(due);
             }
@@ -207,8 +207,7 @@ impl Writer {
         let query = sqlx::query(page.sql);
         let query = page.times.iter().fold(query, |query, time| query.bind(time.as_micros()));
         let rows = self.begin_and_fetch(query.bind(page.size).bind(page.skip)).await?;
-        let records = rows.iter().filter_map(|row| read(row).ok()).collect();
-        Ok((rows.len() as u32, records))
+        Ok((rows.len() as u32, readable(&rows, read)))
     }
 }
 

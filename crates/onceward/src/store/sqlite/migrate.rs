@@ -8,7 +8,9 @@ use super::{
     SqliteOptions,
     open::{self, APPLICATION_ID, OpenError, execute, failed},
 };
-use crate::store::site::{By, Migration, Schema, Standing, Step, breaking, since};
+use crate::store::site::{
+    By, Migration, Schema, Standing, Step, breaking, checksum_name, checksums, since,
+};
 
 macro_rules! migration {
     ($name:literal, $file:literal, $about:literal) => {
@@ -21,7 +23,8 @@ macro_rules! migration {
     };
 }
 
-/// Migrations in order. The file's `user_version` says how many of them it has.
+/// Migrations in order. The file's `user_version` says how many of them it has, and its table of names and
+/// values which text each had: one that was released is never edited, but another one added.
 pub(super) const MIGRATIONS: &[Migration] = &[
     migration!("records", "0001_records", "records, steps, requests and audit records"),
     migration!("outbox", "0002_outbox", "messages of the outbox"),
@@ -80,6 +83,8 @@ pub(super) async fn bring_up(
     }
     for step in &have.pending {
         execute(connection, step.migration.sql).await.map_err(failed)?;
+        let (name, text) = (checksum_name(step.version), step.migration.checksum());
+        remember(connection, name, text).await.map_err(failed)?;
     }
     if have.found == 0 {
         let id = AssertSqlSafe(format!("PRAGMA application_id = {APPLICATION_ID}"));
@@ -88,10 +93,8 @@ pub(super) async fn bring_up(
     if !have.pending.is_empty() {
         let reached = AssertSqlSafe(format!("PRAGMA user_version = {}", have.known));
         sqlx::query(reached).execute(&mut *connection).await.map_err(failed)?;
-        let mark = "INSERT INTO onceward_meta (name, value) VALUES ('compatible_since', ?) \
-                    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-        let mark = sqlx::query(mark).bind(since(migrations).to_string());
-        mark.execute(&mut *connection).await.map_err(failed)?;
+        let since = since(migrations).to_string();
+        remember(connection, "compatible_since".into(), since).await.map_err(failed)?;
     }
     // A write of its own, so that a file that cannot be written is found out now.
     let opened = "INSERT INTO onceward_meta (name, value) VALUES ('opened', '1') \
@@ -101,12 +104,26 @@ pub(super) async fn bring_up(
     Ok(have.pending)
 }
 
+async fn remember(
+    connection: &mut SqliteConnection,
+    name: String,
+    value: String,
+) -> Result<(), sqlx::Error> {
+    let sql = "INSERT INTO onceward_meta (name, value) VALUES (?, ?) \
+               ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+    sqlx::query(sql).bind(name).bind(value).execute(connection).await.map(|_| ())
+}
+
 /// Whether this version may use a file of this schema.
 pub(super) fn usable(path: &Path, schema: &Schema) -> Result<(), OpenError> {
     match schema.standing() {
         Standing::Incompatible => {
             let (found, known) = (schema.found, schema.known);
             Err(OpenError::Newer { path: path.into(), found, known })
+        }
+        Standing::Changed => {
+            let migration = schema.changed.map_or("", |step| step.migration.name);
+            Err(OpenError::Changed { path: path.into(), migration })
         }
         _ => Ok(()),
     }
@@ -121,11 +138,17 @@ pub(super) async fn schema_of(
     // Only a file that is newer is asked who may use it: others may not have the table yet.
     let since = if found as usize > migrations.len() {
         let since = "SELECT value FROM onceward_meta WHERE name = 'compatible_since'";
-        sqlx::query_scalar::<_, String>(since).fetch_optional(connection).await?
+        sqlx::query_scalar::<_, String>(since).fetch_optional(&mut *connection).await?
     } else {
         None
     };
-    Ok(Schema::new(found, since.and_then(|since| since.parse().ok()), migrations))
+    let schema = Schema::new(found, since.and_then(|since| since.parse().ok()), migrations);
+    if found == 0 {
+        return Ok(schema);
+    }
+    let remembered = "SELECT name, value FROM onceward_meta WHERE name LIKE 'migration %'";
+    let kept = checksums(sqlx::query_as(remembered).fetch_all(connection).await?);
+    Ok(schema.compared(&kept, migrations))
 }
 
 pub(super) fn absolute(options: &SqliteOptions) -> Result<PathBuf, OpenError> {
@@ -149,6 +172,36 @@ mod tests {
         let path = &options.path;
         let mut connection = open::connect(options, path, false).await.expect("a connection");
         bring_up(&mut connection, path, migrations, by).await.map(|applied| applied.len())
+    }
+
+    #[tokio::test]
+    async fn a_file_that_another_build_made_under_the_same_numbers_is_refused_and_left_as_it_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let options = SqliteOptions::new(directory.path().join("store.db"));
+        by_hand(&options).await.expect("made");
+        let column = adds("adds", "ALTER TABLE onceward_records ADD COLUMN colour TEXT", false);
+        let edited = adds("adds", "ALTER TABLE onceward_records ADD COLUMN size TEXT", false);
+        assert_eq!(migrate(&options, &[column], By::Start).await.expect("added"), 1);
+        assert_eq!(migrate(&options, &[column], By::Start).await.expect("the same"), 0);
+        for theirs in [&[edited][..], &[edited, column]] {
+            for by in [By::Start, By::Hand] {
+                let refused = migrate(&options, theirs, by).await;
+                assert!(matches!(refused, Err(OpenError::Changed { migration: "adds", .. })));
+            }
+        }
+        open::open(&mut options.clone()).await.expect("it is as it was");
+
+        // One from before checksums were kept.
+        let path = &options.path;
+        let mut connection = open::connect(&options, path, false).await.expect("a connection");
+        let forget = "DELETE FROM onceward_meta WHERE name = 'migration 2'";
+        execute(&mut connection, forget).await.expect("forgotten");
+        connection.close().await.expect("closed");
+        let refused = open::open(&mut options.clone()).await;
+        assert!(matches!(refused, Err(OpenError::Changed { migration: "outbox", .. })));
+        let refused = by_hand(&options).await;
+        assert!(matches!(refused, Err(OpenError::Changed { migration: "outbox", .. })));
+        assert_eq!(schema(&options).await.expect("read").standing(), Standing::Changed);
     }
 
     #[tokio::test]

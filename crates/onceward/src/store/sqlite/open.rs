@@ -90,6 +90,18 @@ pub enum OpenError {
         /// The migration.
         migration: &'static str,
     },
+    /// Another build has made the file: a migration had the same number there, and another text.
+    #[error(
+        "the migration `{migration}` of {path} was applied in another text than this version has for it, \
+         perhaps before the first release; nothing was changed; use the onceward that made the file, or a \
+         new file"
+    )]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// The first such migration.
+        migration: &'static str,
+    },
     /// The file is damaged.
     #[error("{path} is damaged ({what}); restore it from a backup")]
     Damaged {
@@ -364,6 +376,7 @@ pub(super) fn parent(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::site::checksum_name;
 
     #[tokio::test]
     async fn a_file_from_before_keeps_its_audit_records_and_takes_what_can_happen_again() {
@@ -382,8 +395,11 @@ mod tests {
             "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 5; \
              INSERT INTO onceward_meta (name, value) VALUES ('opened', '1')"
         );
-        for migration in &MIGRATIONS[..5] {
+        for (version, migration) in (1..).zip(&MIGRATIONS[..5]) {
             execute(&mut old, migration.sql).await.expect("migrated");
+            let text = sqlx::query("INSERT INTO onceward_meta (name, value) VALUES (?, ?)");
+            let text = text.bind(checksum_name(version)).bind(migration.checksum());
+            text.execute(&mut old).await.expect("remembered");
         }
         sqlx::raw_sql(sqlx::AssertSqlSafe(version)).execute(&mut old).await.expect("set");
         sqlx::raw_sql(told(1, "released")).execute(&mut old).await.expect("written");

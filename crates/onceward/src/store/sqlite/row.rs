@@ -7,6 +7,7 @@ use sqlx::{
     query::Query,
     sqlite::{SqliteArguments, SqliteRow},
 };
+use tracing::warn;
 
 use super::super::headers::encode_headers;
 pub(super) use super::super::row::*;
@@ -14,6 +15,19 @@ use crate::{clock::Timestamp, record::Record};
 
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
+
+/// What workers look at. A row that cannot be read is left out, and told of: it must not stand in the way
+/// of the others.
+pub(super) fn readable<T>(
+    rows: &[SqliteRow],
+    read: impl Fn(&SqliteRow) -> Result<T, BadRow>,
+) -> Vec<T> {
+    let told = |row| {
+        read(row)
+            .inspect_err(|error| warn!(%error, "a record that is due for a worker cannot be read"))
+    };
+    rows.iter().filter_map(|row| told(row).ok()).collect()
+}
 
 /// The columns of a record but those that hold its reply, in the order of [`read_listed`].
 macro_rules! listed_columns {
