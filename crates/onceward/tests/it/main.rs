@@ -57,6 +57,7 @@ mod postgres_failover;
 mod postgres_home;
 mod postgres_lost_answers;
 mod postgres_on_its_way;
+mod postgres_pooled;
 mod postgres_schema;
 mod postgres_sessions;
 mod problems;
