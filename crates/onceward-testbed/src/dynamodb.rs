@@ -1,12 +1,12 @@
 use std::{
     env, fs,
     net::{Ipv4Addr, SocketAddr},
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
 use crate::{
+    fetched::fetched,
     postgres::{PORTS_TRIED, free_port},
     watchdog::Watchdog,
 };
@@ -115,13 +115,9 @@ impl DynamoDb {
     }
 }
 
-/// A copy that another user may run, with its file beside it.
 fn command(program: &Path, dir: &Path, port: u16, keeps: bool) -> Vec<String> {
-    let copy = dir.join("dynoxide");
-    fs::copy(program, &copy).expect("a copy of the emulator");
-    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("its permissions");
     let mut command = vec![
-        copy.display().to_string(),
+        program.display().to_string(),
         "--host".to_owned(),
         "127.0.0.1".to_owned(),
         "--port".to_owned(),
@@ -136,13 +132,8 @@ fn command(program: &Path, dir: &Path, port: u16, keeps: bool) -> Vec<String> {
 
 /// Where `./test` has put it.
 fn program() -> PathBuf {
-    if let Some(named) = env::var_os("ONCEWARD_DYNOXIDE") {
-        return named.into();
+    match env::var_os("ONCEWARD_DYNOXIDE") {
+        Some(named) => named.into(),
+        None => fetched("dynoxide-1.2.1/dynoxide"),
     }
-    let cache = env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    let program = cache.unwrap_or_default().join("onceward/dynoxide-1.2.1/dynoxide");
-    assert!(program.exists(), "no {} on this machine; ./test fetches it", program.display());
-    program
 }

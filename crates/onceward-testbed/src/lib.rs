@@ -10,6 +10,7 @@ mod redis; // a Redis server that syncs each write, and a Cluster of them
 mod dynamodb; // an emulator of DynamoDB
 mod restate; // Restate's server, to compare with
 mod proxy; // TCP connections that break on purpose
+mod fetched; // programs of other versions than the system has
 mod watchdog; // ends a server with its owner
 
 pub use dynamodb::DynamoDb;

@@ -1,5 +1,5 @@
 use std::{
-    fs,
+    env, fs,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     process::Command,
@@ -19,7 +19,8 @@ use crate::{
 /// A MariaDB server with default durability (`innodb_flush_log_at_trx_commit` is 1), which ends and
 /// leaves nothing behind when it is dropped or when its process dies.
 ///
-/// The only user is `root`, and it needs no password. All calls block.
+/// The only user is `root`, and it needs no password. All calls block. `ONCEWARD_MYSQL` names a
+/// directory with the programs of MySQL below it, which is started instead.
 pub struct MariaDb {
     watchdog: Watchdog,
     port: u16,
@@ -60,6 +61,11 @@ impl MariaDb {
     pub fn shared() -> &'static MariaDb {
         static SHARED: OnceLock<MariaDb> = OnceLock::new();
         SHARED.get_or_init(MariaDb::start)
+    }
+
+    /// Whether it is MySQL that was started.
+    pub fn is_mysql(&self) -> bool {
+        mysql().is_some()
     }
 
     /// Where it listens.
@@ -137,21 +143,38 @@ impl MariaDb {
     }
 }
 
+/// Where a MySQL is that is to be taken for a MariaDB.
+fn mysql() -> Option<String> {
+    env::var("ONCEWARD_MYSQL").ok()
+}
+
+/// What both it and its start need to know about MySQL's own places.
+fn places_of(mysql: &str) -> [String; 2] {
+    [format!("--basedir={mysql}/usr"), "--secure-file-priv=".to_owned()]
+}
+
 fn initialise(dir: &Path) {
-    let install = unprivileged(vec![
+    let mut install = vec![
         "mariadb-install-db".to_owned(),
         "--no-defaults".to_owned(),
         "--auth-root-authentication-method=normal".to_owned(),
         "--skip-test-db".to_owned(),
-        format!("--datadir={}", dir.join("data").display()),
-        own_room(dir),
-    ]);
+    ];
+    if let Some(mysql) = mysql() {
+        install = vec![format!("{mysql}/bin/mysqld"), "--no-defaults".to_owned()];
+        install.push("--initialize-insecure".to_owned());
+        install.extend(places_of(&mysql));
+    }
+    install.extend([format!("--datadir={}", dir.join("data").display()), own_room(dir)]);
+    let install = unprivileged(install);
     run(Command::new(&install[0]).args(&install[1..]).current_dir("/"));
 }
 
 fn command(dir: &Path, port: u16, settings: &[&str]) -> Vec<String> {
+    let mysql = mysql();
+    let program = mysql.as_ref().map(|mysql| format!("{mysql}/bin/mysqld"));
     let mut command = vec![
-        "mariadbd".to_owned(),
+        program.unwrap_or_else(|| "mariadbd".to_owned()),
         "--no-defaults".to_owned(),
         format!("--datadir={}", dir.join("data").display()),
         format!("--socket={}", dir.join("socket").display()),
@@ -161,6 +184,12 @@ fn command(dir: &Path, port: u16, settings: &[&str]) -> Vec<String> {
         "--max-connections=500".to_owned(),
         own_room(dir),
     ];
+    if let Some(mysql) = mysql {
+        command.extend(places_of(&mysql));
+        // Without the port of another protocol, which only one server could have; and in the clear, so
+        // that a proxy may look into it.
+        command.extend(["--mysqlx=OFF", "--tls-version="].map(str::to_owned));
+    }
     command.extend(settings.iter().map(|setting| (*setting).to_owned()));
     command
 }

@@ -1,11 +1,12 @@
 use std::{
     env, fs,
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
 };
 
 use crate::{
+    fetched::fetched,
     postgres::{PORTS_TRIED, Postgres, free_port},
     watchdog::{Watchdog, run},
 };
@@ -14,37 +15,52 @@ use crate::{
 const PREPARES_SINCE: (u32, u32) = (1, 21);
 
 /// PgBouncer in transaction mode before a [`Postgres`]: each transaction of a client may run on
-/// another connection of the server. `ONCEWARD_PGBOUNCER` names another program than the one
-/// installed.
+/// another connection of the server.
 pub struct PgBouncer {
     watchdog: Watchdog,
     port: u16,
     version: (u32, u32),
+    keeps: bool,
 }
 
 impl PgBouncer {
-    /// Starts it on a free port, with four connections to the server for each database.
+    /// Starts one that keeps prepared statements (1.21 or later: the one that is installed, or the one
+    /// that was fetched), on a free port, with four connections to the server for each database.
+    /// `ONCEWARD_PGBOUNCER` names another program.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such PgBouncer on this machine, or if it does not start.
+    pub fn start(postgres: &Postgres) -> PgBouncer {
+        let mut program = installed();
+        if version_of(&program) < PREPARES_SINCE {
+            program = fetched("pgbouncer-trixie/bin/pgbouncer");
+        }
+        PgBouncer::start_as(postgres, &program, true)
+    }
+
+    /// The same, but that a statement which a client prepared is not known in its later transactions:
+    /// the one that is installed, whatever its version.
     ///
     /// # Panics
     ///
     /// If there is no PgBouncer on this machine, or if it does not start.
-    pub fn start(postgres: &Postgres) -> PgBouncer {
-        let program = program();
-        let version = version(&run(Command::new(&program).arg("--version")));
+    pub fn start_forgetful(postgres: &Postgres) -> PgBouncer {
+        PgBouncer::start_as(postgres, &installed(), false)
+    }
+
+    fn start_as(postgres: &Postgres, program: &Path, keeps: bool) -> PgBouncer {
+        let version = version_of(program);
         for _ in 0..PORTS_TRIED {
             let port = free_port();
             // It has nothing to lose, and which signal it ends with depends on its version.
             let watchdog = Watchdog::new("KILL", |dir| {
                 let settings = dir.join("pgbouncer.ini");
-                fs::write(&settings, ini(postgres, port, version)).expect("its settings");
+                fs::write(&settings, ini(postgres, port, version, keeps)).expect("its settings");
                 vec![program.display().to_string(), settings.display().to_string()]
             });
-            let mut bouncer = PgBouncer { watchdog, port, version };
-            let log = bouncer.watchdog.dir().join("log");
-            // Its own word: whoever else answers on the port is not asked.
-            let listens = format!("listening on 127.0.0.1:{port}\n");
-            let ready = |_| fs::read_to_string(&log).is_ok_and(|log| log.contains(&listens));
-            match bouncer.watchdog.start(ready) {
+            let mut bouncer = PgBouncer { watchdog, port, version, keeps };
+            match bouncer.run() {
                 Ok(()) => return bouncer,
                 Err(log) if log.contains("in use") => {}
                 Err(log) => panic!("PgBouncer does not start:\n{log}"),
@@ -70,16 +86,38 @@ impl PgBouncer {
 
     /// Whether a statement that a client prepared is known in its later transactions.
     pub fn keeps_prepared_statements(&self) -> bool {
-        self.version >= PREPARES_SINCE
+        self.keeps
+    }
+
+    /// Kills it, as a crash would. The server is as it was.
+    pub fn kill_9(&mut self) {
+        self.watchdog.kill();
+    }
+
+    /// Starts a killed one on the same port.
+    pub fn start_again(&mut self) {
+        if let Err(log) = self.run() {
+            panic!("PgBouncer does not start again:\n{log}");
+        }
     }
 
     /// What it wrote to its log.
     pub fn log(&self) -> String {
         self.watchdog.log()
     }
+
+    fn run(&mut self) -> Result<(), String> {
+        // Its own word: whoever else answers on the port is not asked. One that is started again has
+        // an older one in its log.
+        let listens = format!("listening on 127.0.0.1:{}\n", self.port);
+        let log = self.watchdog.dir().join("log");
+        let count = || fs::read_to_string(&log).unwrap_or_default().matches(&listens).count();
+        let before = count();
+        self.watchdog.start(|_| count() > before)
+    }
 }
 
-fn program() -> PathBuf {
+fn installed() -> PathBuf {
     if let Some(named) = env::var_os("ONCEWARD_PGBOUNCER") {
         return named.into();
     }
@@ -92,6 +130,10 @@ fn program() -> PathBuf {
         .expect("no PgBouncer on this machine; ./test installs it")
 }
 
+fn version_of(program: &Path) -> (u32, u32) {
+    version(&run(Command::new(program).arg("--version")))
+}
+
 /// The numbers in "PgBouncer 1.18.0".
 fn version(said: &str) -> (u32, u32) {
     let numbers = said.lines().next().and_then(|line| line.strip_prefix("PgBouncer "));
@@ -102,9 +144,14 @@ fn version(said: &str) -> (u32, u32) {
     }
 }
 
-fn ini(postgres: &Postgres, port: u16, version: (u32, u32)) -> String {
+fn ini(postgres: &Postgres, port: u16, version: (u32, u32), keeps: bool) -> String {
     let server = postgres.address().port();
-    let prepared = if version >= PREPARES_SINCE { "max_prepared_statements = 200\n" } else { "" };
+    // One that is too old does not know the setting; later ones keep statements unless told not to.
+    let prepared = match (version >= PREPARES_SINCE, keeps) {
+        (true, true) => "max_prepared_statements = 200\n",
+        (true, false) => "max_prepared_statements = 0\n",
+        (false, _) => "",
+    };
     format!(
         "[databases]\n\
          * = host=127.0.0.1 port={server} user=postgres\n\
@@ -138,8 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn prepared_statements_are_asked_for_where_they_are_known() {
-        let asked = |minor| ini(Postgres::shared(), 1, (1, minor)).contains("max_prepared");
-        assert!(asked(21) && !asked(20));
+    fn prepared_statements_are_asked_for_or_not_where_they_are_known() {
+        let said = |minor, keeps| ini(Postgres::shared(), 1, (1, minor), keeps);
+        assert!(said(21, true).contains("max_prepared_statements = 200"));
+        assert!(said(21, false).contains("max_prepared_statements = 0"));
+        assert!(!said(20, false).contains("max_prepared"));
     }
 }

@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::watchdog::{PATIENCE, Watchdog, run, unprivileged};
+use crate::{
+    pgbouncer::PgBouncer,
+    watchdog::{PATIENCE, Watchdog, run, unprivileged},
+};
 
 /// Another process may take the port between our look and the server's.
 pub(crate) const PORTS_TRIED: usize = 10;
@@ -20,11 +23,13 @@ pub(crate) const PORTS_TRIED: usize = 10;
 /// ends and leaves nothing behind when it is dropped or when its process dies.
 ///
 /// The only user is `postgres`, and it needs no password. All calls block. `ONCEWARD_POSTGRES_BIN`
-/// names a directory with the programs of another version than the newest one installed.
+/// names a directory with the programs of another version than the newest one installed. Those that
+/// only ask a server are taken from there too, if they are there.
 pub struct Postgres {
     watchdog: Watchdog,
     programs: PathBuf,
     port: u16,
+    pool: Option<Box<PgBouncer>>,
 }
 
 impl Postgres {
@@ -39,7 +44,7 @@ impl Postgres {
             let port = free_port();
             let watchdog = Watchdog::new("QUIT", |dir| command(&programs, dir, port));
             initialise(&programs, watchdog.dir());
-            let mut postgres = Postgres { watchdog, programs: programs.clone(), port };
+            let mut postgres = Postgres { watchdog, programs: programs.clone(), port, pool: None };
             match postgres.run() {
                 Ok(()) => return postgres,
                 Err(log) if log.contains("Address already in use") => {}
@@ -62,7 +67,7 @@ impl Postgres {
             let port = free_port();
             let watchdog = Watchdog::new("QUIT", |dir| command(&programs, dir, port));
             copy(&programs, watchdog.dir(), &self.url_through(through, "postgres"));
-            let mut standby = Postgres { watchdog, programs: programs.clone(), port };
+            let mut standby = Postgres { watchdog, programs: programs.clone(), port, pool: None };
             match standby.run() {
                 Ok(()) => return standby,
                 Err(log) if log.contains("Address already in use") => {}
@@ -92,10 +97,23 @@ impl Postgres {
         }
     }
 
-    /// The one server that all tests of this process share. Take a database or a schema each.
+    /// The one server that all tests of this process share. Take a database or a schema each. Where
+    /// `ONCEWARD_POSTGRES_POOLED` is set, its URLs lead through a [`PgBouncer`].
     pub fn shared() -> &'static Postgres {
         static SHARED: OnceLock<Postgres> = OnceLock::new();
-        SHARED.get_or_init(Postgres::start)
+        SHARED.get_or_init(|| {
+            let mut postgres = Postgres::start();
+            if env::var_os("ONCEWARD_POSTGRES_POOLED").is_some() {
+                postgres.pool = Some(Box::new(PgBouncer::start(&postgres)));
+            }
+            postgres
+        })
+    }
+
+    /// Whether its URLs lead through a pool in transaction mode: what is set on a connection does not
+    /// stay there.
+    pub fn is_pooled(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// Where it listens.
@@ -105,7 +123,8 @@ impl Postgres {
 
     /// How to connect to a database of it; `postgres` always exists.
     pub fn url(&self, database: &str) -> String {
-        self.url_through(self.address(), database)
+        let address = self.pool.as_ref().map_or_else(|| self.address(), |pool| pool.address());
+        self.url_through(address, database)
     }
 
     /// How to connect to a database of it through a proxy or a pool that listens elsewhere.
@@ -191,9 +210,9 @@ impl Postgres {
     }
 
     fn psql_command(&self, database: &str, sql: &str) -> Command {
-        let mut command = Command::new(self.programs.join("psql"));
+        let mut command = Command::new(client(&self.programs, "psql"));
         command.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d"]);
-        command.arg(self.url(database)).args(["-c", sql]);
+        command.arg(self.url_through(self.address(), database)).args(["-c", sql]);
         command
     }
 }
@@ -238,13 +257,24 @@ impl Drop for Database<'_> {
     }
 }
 
-/// Where `initdb`, `postgres` and `psql` are.
+/// Where `initdb` and `postgres` are.
 fn programs() -> PathBuf {
     if let Some(named) = env::var_os("ONCEWARD_POSTGRES_BIN") {
         let named = PathBuf::from(named);
         assert!(named.join("postgres").exists(), "no PostgreSQL in {}", named.display());
         return named;
     }
+    installed()
+}
+
+/// A program that asks a server, which may be older than it is.
+fn client(programs: &Path, name: &str) -> PathBuf {
+    let beside = programs.join(name);
+    if beside.exists() { beside } else { installed().join(name) }
+}
+
+/// The newest version that the system has.
+fn installed() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions
         .filter_map(|version| version.file_name().to_str()?.parse::<u32>().ok())
@@ -276,7 +306,7 @@ fn initialise(programs: &Path, dir: &Path) {
 /// A copy of a running server that follows it.
 fn copy(programs: &Path, dir: &Path, url: &str) {
     let copy = unprivileged(vec![
-        programs.join("pg_basebackup").display().to_string(),
+        client(programs, "pg_basebackup").display().to_string(),
         "--dbname".to_owned(),
         url.to_owned(),
         "--pgdata".to_owned(),

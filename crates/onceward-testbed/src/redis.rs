@@ -1,4 +1,5 @@
 use std::{
+    env,
     io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     path::Path,
@@ -20,7 +21,7 @@ const DURABLE: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
 const QUICK: &[&str] = &["--appendonly", "yes", "--appendfsync", "everysec"];
 
 /// A Redis server that syncs each write, which ends and leaves nothing behind when it is dropped or
-/// when its process dies. All calls block.
+/// when its process dies. All calls block. `ONCEWARD_REDIS` names another program, such as Valkey's.
 pub struct Redis {
     watchdog: Watchdog,
     port: u16,
@@ -341,9 +342,10 @@ fn info(port: u16) -> Option<String> {
 }
 
 fn command(dir: &Path, port: u16, settings: &[&str]) -> Vec<String> {
+    let program = env::var("ONCEWARD_REDIS").unwrap_or_else(|_| "redis-server".to_owned());
     let port = port.to_string();
     let dir = dir.display().to_string();
-    let fixed = ["redis-server", "--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
+    let fixed = [&*program, "--port", &port, "--bind", "127.0.0.1", "--dir", &dir];
     let quiet = ["--save", "", "--repl-diskless-sync-delay", "0"];
     let all = fixed.iter().chain(&quiet).chain(settings);
     all.map(|word| (*word).to_owned()).collect()

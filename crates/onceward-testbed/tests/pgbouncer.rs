@@ -68,7 +68,20 @@ fn a_database_made_later_is_reached_and_the_version_is_told() {
     assert_eq!(client.row("SELECT current_database()"), database.name());
     client.end();
     let version = bouncer.version();
-    assert!(version.0 >= 1 && bouncer.keeps_prepared_statements() == (version >= (1, 21)));
+    assert!(version >= (1, 21) && bouncer.keeps_prepared_statements());
+}
+
+#[test]
+fn a_killed_pool_takes_clients_again_when_it_is_started_again() {
+    let postgres = Postgres::shared();
+    let mut bouncer = PgBouncer::start_forgetful(postgres);
+    assert!(!bouncer.keeps_prepared_statements());
+    bouncer.kill_9();
+    assert!(TcpStream::connect(bouncer.address()).is_err());
+    bouncer.start_again();
+    let mut client = Client::connect(&bouncer.url("postgres"));
+    assert_eq!(client.row("SELECT 1"), "1");
+    client.end();
 }
 
 #[test]

@@ -231,17 +231,18 @@ fn a_missing_right_is_found_and_a_role_needs_no_more_than_its_rights() {
 fn a_pool_is_told_with_its_version_and_whether_it_keeps_statements() {
     let postgres = Postgres::shared();
     let database = database();
-    let pool = PgBouncer::start(postgres);
-    let told = doctor(&pool.url(database.name()));
-    let (major, minor) = pool.version();
-    let version = format!("PgBouncer {major}.{minor}.");
-    assert!(told.found("pool").starts_with(&version), "{}", told.found("pool"));
-    if pool.keeps_prepared_statements() {
-        assert_eq!(told.verdict("pool"), "ok");
-    } else {
-        told.is_unsafe_for("pool", "forgotten");
+    for pool in [PgBouncer::start(postgres), PgBouncer::start_forgetful(postgres)] {
+        let told = doctor(&pool.url(database.name()));
+        let (major, minor) = pool.version();
+        let version = format!("PgBouncer {major}.{minor}.");
+        assert!(told.found("pool").starts_with(&version), "{}", told.found("pool"));
+        if pool.keeps_prepared_statements() {
+            assert_eq!(told.verdict("pool"), "ok");
+        } else {
+            told.is_unsafe_for("pool", "forgotten");
+        }
+        assert_eq!(told.verdict("schema"), "ok", "everything else is seen through it");
     }
-    assert_eq!(told.verdict("schema"), "ok", "everything else is seen through it");
     assert_eq!(doctor(&database.url()).both("pool"), ("ok", "none"));
 }
 

@@ -61,6 +61,7 @@ mod postgres_isolation;
 mod postgres_lost_answers;
 mod postgres_on_its_way;
 mod postgres_replies;
+mod postgres_pooled;
 mod postgres_schema;
 mod postgres_sessions;
 mod problems;

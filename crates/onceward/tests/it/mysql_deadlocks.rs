@@ -17,7 +17,7 @@ use tokio::{task::JoinSet, time::timeout};
 use tower::ServiceExt as _;
 
 use crate::{
-    mysql_home::{Home, one, run},
+    mysql_home::{Home, numbers, one, run},
     service::{Answer, charge, says},
     shop::failed,
 };
@@ -54,13 +54,13 @@ async fn with_a_step(home: &Home, key: &str) -> Lease {
 /// has the steps locked.
 async fn heavy(home: &Home) -> MySqlConnection {
     let mut other = home.connection().await;
-    run(
-        &mut other,
+    let numbers = numbers(1_000);
+    let ballast = format!(
         "CREATE TABLE IF NOT EXISTS ballast (number INTEGER); BEGIN; \
-         INSERT INTO ballast SELECT seq FROM seq_1_to_1000; \
-         SELECT * FROM onceward_steps FOR UPDATE",
-    )
-    .await;
+         INSERT INTO ballast SELECT number FROM {numbers}; \
+         SELECT * FROM onceward_steps FOR UPDATE"
+    );
+    run(&mut other, &ballast).await;
     other
 }
 

@@ -56,6 +56,17 @@ impl Home {
     }
 }
 
+/// The numbers from 1 to an even one, as a table that can be joined: `numbers.number`. MySQL has no
+/// tables that are sequences, and recurses a thousand times at most.
+pub(crate) fn numbers(last: u32) -> String {
+    let half = last / 2;
+    format!(
+        "(WITH RECURSIVE counted (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM counted \
+         WHERE number < {half}) SELECT number FROM counted \
+         UNION ALL SELECT number + {half} FROM counted) AS numbers"
+    )
+}
+
 /// Statements that must succeed.
 pub(crate) async fn run(connection: &mut MySqlConnection, sql: &str) {
     let ran = sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await;

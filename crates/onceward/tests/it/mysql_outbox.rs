@@ -12,7 +12,7 @@ use onceward::{
 use onceward_testbed::{CutProxy, MariaDb};
 use sqlx::{MySqlConnection, Row as _};
 
-use crate::mysql_home::{Home, one, run};
+use crate::mysql_home::{Home, numbers, one, run};
 
 const SINK: &str = "ledger";
 const LEASE: Duration = Duration::from_secs(60);
@@ -77,16 +77,16 @@ async fn statements(connection: &mut MySqlConnection) -> u64 {
 
 /// 2,000 more like the one that is there.
 async fn stage_many(connection: &mut MySqlConnection) {
-    run(
-        connection,
+    let numbers = numbers(2_000);
+    let many = format!(
         "INSERT INTO onceward_outbox (scope, `key`, generation, record_created_at, name, \
          derived_key, sink, aggregate, content_type, payload, state, held, attempts, ambiguous, \
          next_at, fence, created_at) SELECT scope, `key`, generation, record_created_at, \
-         CONCAT('number-', seq), CONCAT(derived_key, seq), sink, aggregate, content_type, payload, \
-         state, held, attempts, ambiguous, next_at, fence, created_at \
-         FROM onceward_outbox, seq_1_to_2000 ORDER BY seq",
-    )
-    .await;
+         CONCAT('number-', number), CONCAT(derived_key, number), sink, aggregate, content_type, \
+         payload, state, held, attempts, ambiguous, next_at, fence, created_at \
+         FROM onceward_outbox, {numbers} ORDER BY number"
+    );
+    run(connection, &many).await;
 }
 
 #[tokio::test]

@@ -343,11 +343,13 @@ async fn what_a_server_took_back_while_a_record_was_locked_is_not_completed_by_w
         completed.map(|()| ordered()).map_err(failed)
     };
     let answer = shop.charge(local(), "order-0000000001", handler).await;
-    assert_ne!(answer.status, 201, "{answer:?}");
-    assert_eq!(shop.orders().await, 0);
+    // MySQL takes back what waited in vain, MariaDB also what did not wait at all, as we do.
+    let kept = i64::from(server.is_mysql());
+    assert_eq!(answer.status == 201, kept == 1, "{answer:?}");
+    assert_eq!(shop.orders().await, kept);
     // And its twin: where nothing was taken back, a wait is not in vain.
     let answer = shop.charge(local(), "order-0000000002", order).await;
-    assert_eq!((answer.says(), shop.orders().await), (says(201, "executed"), 1));
+    assert_eq!((answer.says(), shop.orders().await), (says(201, "executed"), kept + 1));
 }
 
 fn receipt() -> Message {

@@ -364,13 +364,17 @@ async fn through_hundreds_of_random_cuts_store_and_model_hold_the_same() {
 
 /// Grants by key, and the replies that were acknowledged.
 #[derive(Default)]
-struct Ledger {
+pub(crate) struct Ledger {
     grants: HashMap<String, Vec<i64>>,
-    acknowledged: HashMap<String, String>,
+    pub(crate) acknowledged: HashMap<String, String>,
 }
 
 /// Several attempts for each key; whoever is granted completes.
-async fn contend(store: Arc<PgStore>, ledger: Arc<Mutex<Ledger>>, keys: std::ops::Range<u32>) {
+pub(crate) async fn contend(
+    store: Arc<PgStore>,
+    ledger: Arc<Mutex<Ledger>>,
+    keys: std::ops::Range<u32>,
+) {
     let mut tasks = JoinSet::new();
     for number in keys {
         for attempt in 0..3 {
@@ -399,7 +403,7 @@ async fn contend(store: Arc<PgStore>, ledger: Arc<Mutex<Ledger>>, keys: std::ops
 }
 
 /// Each key was granted once, and its acknowledged reply is the stored one.
-async fn settle_accounts(store: &PgStore, ledger: &Mutex<Ledger>, keys: u32) {
+pub(crate) async fn settle_accounts(store: &PgStore, ledger: &Mutex<Ledger>, keys: u32) {
     let ledger = std::mem::take(&mut *ledger.lock().expect("not poisoned"));
     assert_eq!((ledger.grants.len(), ledger.acknowledged.len()), (keys as usize, keys as usize));
     for (key, fences) in &ledger.grants {

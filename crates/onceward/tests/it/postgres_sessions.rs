@@ -8,19 +8,16 @@ use http::StatusCode;
 use onceward::{
     Idempotency, Operation, PgOptions, PgStore, Policy, Reply, Store,
     record::Effects,
-    store::{
-        PgConnectError, Reservation, Resolution, Resolve, StoreErrorKind, Which, Write, Written,
-    },
+    store::{Reservation, Resolution, Resolve, StoreErrorKind, Which, Write},
     testing::samples::{ask, claim, phased, reply, save},
 };
-use onceward_testbed::{PgBouncer, Postgres};
+use onceward_testbed::Postgres;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use sqlx::{Connection as _, PgConnection, PgPool, postgres::PgPoolOptions};
-use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 
 use crate::{
-    postgres_home::{Home, insist, lines, one, run, whole},
+    postgres_home::{Home, lines, one, run, whole},
     service::{Answer, charge},
     shop::failed,
 };
@@ -245,25 +242,6 @@ async fn a_complete_in_a_transaction_waits_for_a_renewal_that_is_slow_to_commit(
     assert_eq!((answer.status, answer.text()), (201, "done"));
 }
 
-/// Reserves and completes, many at once and some of them for the same key.
-async fn work(store: &Arc<PgStore>, keys: u32) {
-    let mut tasks = JoinSet::new();
-    for number in 0..keys * 2 {
-        let store = Arc::clone(store);
-        tasks.spawn(async move {
-            let asked = ask(&format!("work-{:05}", number / 2));
-            let answer = insist(|| store.reserve(asked.clone())).await;
-            let Reservation::Granted { lease, .. } = answer else { return 0 };
-            let write = Write::Complete(reply("done"));
-            let written = insist(|| store.write(&lease, write.clone())).await;
-            assert!(!matches!(written, Written::Superseded(_)), "{written:?}");
-            1
-        });
-    }
-    let granted: u32 = tasks.join_all().await.into_iter().sum();
-    assert_eq!(granted, keys);
-}
-
 #[tokio::test]
 async fn a_read_only_server_is_named_and_left_when_it_is_writable_again() {
     let database = Postgres::shared().create_database();
@@ -293,7 +271,9 @@ async fn a_read_only_server_is_named_and_left_when_it_is_writable_again() {
 #[tokio::test]
 async fn a_wrong_password_is_said_to_be_one_and_not_told_to_anybody() {
     let postgres = Postgres::start();
-    postgres.psql("postgres", "ALTER ROLE postgres PASSWORD 'right'");
+    // Before version 14 it is not the default.
+    let scram = "SET password_encryption = 'scram-sha-256'; ALTER ROLE postgres PASSWORD 'right'";
+    postgres.psql("postgres", scram);
     let access = postgres.dir().join("data/pg_hba.conf");
     let lines = "local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n";
     std::fs::write(&access, lines).expect("its rules");
@@ -339,21 +319,4 @@ async fn whoever_is_no_postgresql_is_found_out_soon() {
     talks.abort();
     let nobody = PgStore::connect(PgOptions::new("postgres://postgres@127.0.0.1:1/x")).await;
     assert!(whole(&nobody.expect_err("nobody")).contains("refused"));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_store_behind_a_pool_in_transaction_mode_works_or_says_why_not() {
-    let postgres = Postgres::shared();
-    let bouncer = PgBouncer::start(postgres);
-    let database = postgres.create_database();
-    let options = PgOptions::new(bouncer.url(database.name()));
-    let connected = PgStore::connect(options).await;
-    if bouncer.keeps_prepared_statements() {
-        let store = Arc::new(connected.unwrap_or_else(|error| panic!("{}", whole(&error))));
-        work(&store, 300).await;
-    } else {
-        let error = connected.expect_err("statements of others under the same names");
-        assert!(matches!(error, PgConnectError::ForgetfulPool), "{}", whole(&error));
-        assert!(error.to_string().contains("PgBouncer 1.21"), "{error}");
-    }
 }

@@ -95,8 +95,10 @@ pub(super) async fn bring_up(
         let (found, known) = (have.found, have.known);
         return Err(MySqlConnectError::NotMigrated { prefix: prefix.into(), found, known });
     }
-    let lock =
-        sqlx::query_scalar("SELECT GET_LOCK(CONCAT('onceward ', MD5(CONCAT(DATABASE(), ?))), ?)");
+    // A name of at most 64 characters. MySQL has no MD5 any more since 9.6.
+    let lock = sqlx::query_scalar(
+        "SELECT GET_LOCK(CONCAT('onceward ', LEFT(SHA2(CONCAT(DATABASE(), ?), 256), 40)), ?)",
+    );
     let lock = lock.bind(prefix.to_owned()).bind(TIME_MAX.as_secs());
     let locked: Option<i64> = lock.fetch_one(&mut *connection).await?;
     if locked != Some(1) {

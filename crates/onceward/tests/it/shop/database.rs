@@ -194,11 +194,21 @@ pub(crate) async fn pool_on(path: impl AsRef<std::path::Path>) -> SqlitePool {
     pool.connect_with(options).await.expect("a pool")
 }
 
-/// A schema on the server that all tests share, in which the connections of a shop find all tables.
+/// A schema on the server that all tests share, in which the connections of a shop find all tables. In
+/// a database of its own where they come through a pool: nothing is set on a connection there.
 pub(crate) struct PgPlace {
     url: String,
     schema: String,
-    _database: Option<PgDatabase<'static>>,
+    database: Option<PgDatabase<'static>>,
+}
+
+impl PgPlace {
+    fn apart(schema: String) -> PgPlace {
+        let database = PgServer::shared().create_database();
+        let name = database.name();
+        database.psql(&format!("ALTER DATABASE {name} SET search_path = {schema}"));
+        PgPlace { url: database.url(), schema, database: Some(database) }
+    }
 }
 
 impl Database for Postgres {
@@ -208,14 +218,16 @@ impl Database for Postgres {
         (number BIGINT GENERATED ALWAYS AS IDENTITY, name TEXT NOT NULL)";
 
     fn place() -> PgPlace {
-        let url = PgServer::shared().url("postgres");
-        PgPlace { url, schema: new_schema(), _database: None }
+        let server = PgServer::shared();
+        if server.is_pooled() {
+            return PgPlace::apart(new_schema());
+        }
+        PgPlace { url: server.url("postgres"), schema: new_schema(), database: None }
     }
 
     /// Schemas of one database are within reach of each other.
     fn elsewhere(place: &PgPlace) -> PgPlace {
-        let (database, schema) = (PgServer::shared().create_database(), place.schema.clone());
-        PgPlace { url: database.url(), schema, _database: Some(database) }
+        PgPlace::apart(place.schema.clone())
     }
 
     async fn store(place: &PgPlace, clock: Arc<dyn Clock>) -> PgStore {
@@ -225,8 +237,10 @@ impl Database for Postgres {
 
     async fn pool(place: &PgPlace) -> Pool<Postgres> {
         let options: PgConnectOptions = place.url.parse().expect("an address");
-        let options = options.application_name(&place.schema);
-        let options = options.options([("search_path", &*place.schema)]);
+        let mut options = options.application_name(&place.schema);
+        if place.database.is_none() {
+            options = options.options([("search_path", &*place.schema)]);
+        }
         let pool = PgPoolOptions::new().max_connections(CONNECTIONS);
         pool.connect_with(options).await.expect("a pool")
     }
@@ -251,8 +265,9 @@ impl Networked for Postgres {
     }
 
     fn through(place: &PgPlace, address: SocketAddr) -> PgPlace {
-        let url = PgServer::shared().url_through(address, "postgres");
-        PgPlace { url, schema: place.schema.clone(), _database: None }
+        let database = place.database.as_ref().map_or("postgres", |database| database.name());
+        let url = PgServer::shared().url_through(address, database);
+        PgPlace { url, schema: place.schema.clone(), database: None }
     }
 }
 
