@@ -136,7 +136,7 @@ impl Figure {
         println!("\n{}, {}: {} ({})", self.part, self.store, self.what, self.unit);
         let bases = &self.rows[..self.bases.min(self.rows.len())];
         let head: String =
-            bases.iter().map(|base| format!("{:>18}", format!("by {}", base.label))).collect();
+            bases.iter().map(|base| format!("{:>26}", format!("by {}", base.label))).collect();
         println!("{:<28}{:>14}{:>26}{head}", "", "median", "(min - max)");
         for row in &self.rows {
             let (min, max) =
@@ -144,7 +144,7 @@ impl Figure {
                     (min.min(*it), max.max(*it))
                 });
             let ratios: String =
-                bases.iter().map(|base| format!("{:>18.2}", row.by(base))).collect();
+                bases.iter().map(|base| format!("{:>26.2}", row.by(base))).collect();
             let spread = format!("{min:.1} - {max:.1}");
             println!("{:<28}{:>14.1}{spread:>26}{ratios}", row.label, median(&row.rounds));
         }
