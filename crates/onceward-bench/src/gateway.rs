@@ -21,7 +21,7 @@ use crate::{
     postgres::{self, Wanted},
     process::Process,
     report::{Measurement, Report, Workload},
-    stores::{Kind, Place, Site},
+    stores::{Kind, Site},
 };
 
 /// What is asked for.
@@ -188,7 +188,10 @@ impl Bench<'_> {
             Some(site) => Some((site, site.new_place().await?)),
             None => None,
         };
-        let empty = bytes(place.as_ref()).await?;
+        let empty = match &place {
+            Some((site, place)) => site.bytes_prepared(place).await?,
+            None => None,
+        };
         let upstream = postgres::Contestant::Echo.start("", 0)?;
         let directory = tempfile::tempdir()?;
         let url = place.as_ref().map_or("memory:", |(_, place)| &place.url);
@@ -215,7 +218,10 @@ impl Bench<'_> {
         let measurement = Measurement { workload, ..Measurement::of(&load, &figures) };
         // The last that a file gets comes with the end of the process.
         drop(before);
-        let full = bytes(place.as_ref()).await?;
+        let full = match &place {
+            Some((site, place)) => site.bytes(place).await?,
+            None => None,
+        };
         Ok(measurement.with_bytes(empty, full, figures.answered))
     }
 
@@ -239,14 +245,6 @@ impl Bench<'_> {
         // What is off is passed on as any other request that nobody protects.
         let key = if contestant == Contestant::Unprotected { "off" } else { "required" };
         serve(&self.binary, store, key, upstream, directory.path()).map(Some)
-    }
-}
-
-/// What is in the place of a store, if there is one.
-async fn bytes(place: Option<&(&Site, Place)>) -> anyhow::Result<Option<u64>> {
-    match place {
-        Some((site, place)) => site.bytes(place).await,
-        None => Ok(None),
     }
 }
 

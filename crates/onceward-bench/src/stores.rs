@@ -175,7 +175,10 @@ impl Run<'_> {
 
     async fn measure(&self, turn: Turn, round: u32, seconds: f64) -> anyhow::Result<Measurement> {
         let place = self.site.new_place().await?;
-        let empty = self.site.bytes(&place).await?;
+        let empty = match turn.contestant {
+            Contestant::Calls | Contestant::Http => self.site.bytes_prepared(&place).await?,
+            _ => self.site.bytes(&place).await?,
+        };
         let measured = match turn.contestant {
             Contestant::Echo | Contestant::Http => self.serve(turn, &place, seconds).await,
             _ => self.drive(turn, &place, seconds),
