@@ -18,20 +18,26 @@ use onceward::{
     reply::{Reply, ReplyBody},
     store::{Ask, Mode, Reservation, Write, Written},
 };
+use serde::Serialize;
 use sqlx::{
     ConnectOptions as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
 };
 
+use crate::{chart::Bar, report::Finding};
+
 /// One row of the table.
-struct Contestant {
+#[derive(Serialize)]
+pub(crate) struct Contestant {
     name: &'static str,
+    /// Requests/s, round by round.
     rates: Vec<f64>,
+    /// Microseconds.
     latencies: Vec<f64>,
     writes_per_commit: f64,
 }
 
-pub(crate) async fn run(rounds: u32, seconds: f64) -> anyhow::Result<()> {
+pub(crate) async fn run(rounds: u32, seconds: f64) -> anyhow::Result<Vec<Contestant>> {
     let directory = tempfile::tempdir()?;
     let time = Duration::from_secs_f64(seconds);
     let mut table = vec![
@@ -53,8 +59,7 @@ pub(crate) async fn run(rounds: u32, seconds: f64) -> anyhow::Result<()> {
         }
         eprintln!("round {} of {rounds} done", round + 1);
     }
-    print(&table);
-    Ok(())
+    Ok(table)
 }
 
 struct Figures {
@@ -165,7 +170,15 @@ pub(crate) async fn request_kept(
     retention: Duration,
     tombstone: Duration,
 ) -> anyhow::Result<()> {
-    let ask = ask(&key(), retention, tombstone)?;
+    granted_and_completed(store, ask(&key(), retention, tombstone)?).await
+}
+
+/// The same under a key that nobody has used, kept for a day.
+pub(crate) async fn complete(store: &dyn Store, key: &str) -> anyhow::Result<()> {
+    granted_and_completed(store, ask(key, DAY, 30 * DAY)?).await
+}
+
+async fn granted_and_completed(store: &dyn Store, ask: Ask) -> anyhow::Result<()> {
     let Reservation::Granted { lease, .. } = store.reserve(ask).await? else {
         bail!("a random key was taken");
     };
@@ -229,6 +242,20 @@ impl Contestant {
         self.rates.push(figures.rate);
         self.latencies.push(figures.latency_us);
         self.writes_per_commit = writes_per_commit;
+    }
+}
+
+impl Finding for Vec<Contestant> {
+    fn print(&self) {
+        print(self);
+    }
+
+    fn json(&self) -> serde_json::Result<serde_json::Value> {
+        serde_json::to_value(self)
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        Vec::new()
     }
 }
 

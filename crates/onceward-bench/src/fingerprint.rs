@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use http::Request;
 use http::request::Parts;
 use onceward::fingerprint::{FingerprintKey, Recipe};
-use serde::de::IgnoredAny;
+use serde::{Serialize, de::IgnoredAny};
 use sha2::{Digest, Sha256};
+
+use crate::{chart::Bar, report::Finding};
 
 const ROUNDS: usize = 60;
 const ROUND_TIME: Duration = Duration::from_millis(4);
@@ -79,7 +81,16 @@ fn best(rows: &[Row<'_>]) -> Vec<f64> {
     best
 }
 
-fn compare(title: &str, body: &[u8]) {
+/// What was timed on one body.
+#[derive(Serialize)]
+pub(crate) struct Timed {
+    title: &'static str,
+    bytes: usize,
+    /// Nanoseconds of each, the best of all rounds.
+    rows: Vec<(&'static str, f64)>,
+}
+
+fn compare(title: &'static str, body: &[u8]) -> Timed {
     let parts = request();
     let canonical = Recipe::canonical();
     let raw = Recipe::raw();
@@ -138,24 +149,45 @@ fn compare(title: &str, body: &[u8]) {
         ),
     ];
     let times = best(&rows);
-    let (value, ignored, sha) = match times.as_slice() {
-        [value, ignored, sha, ..] => (*value, *ignored, *sha),
-        _ => return,
-    };
-    println!("\n{title}, {} bytes", body.len());
-    println!("{:<36}{:>10}{:>10}{:>14}{:>10}", "", "ns", "/ Value", "/ IgnoredAny", "/ sha256");
-    for ((name, _), time) in rows.iter().zip(&times) {
-        println!(
-            "{name:<36}{time:>10.0}{:>10.2}{:>14.2}{:>10.2}",
-            time / value,
-            time / ignored,
-            time / sha
-        );
+    let rows = rows.iter().zip(times).map(|((name, _), time)| (*name, time)).collect();
+    Timed { title, bytes: body.len(), rows }
+}
+
+pub(crate) fn run() -> Vec<Timed> {
+    vec![
+        compare("small", &payment(0, false)),
+        compare("large", &payment(55, false)),
+        compare("large, indented, sorted", &payment(31, true)),
+    ]
+}
+
+impl Timed {
+    /// Each also by those that are first.
+    fn print(&self) {
+        let [(_, value), (_, ignored), (_, sha), ..] = self.rows[..] else { return };
+        println!("\n{}, {} bytes", self.title, self.bytes);
+        println!("{:<36}{:>10}{:>10}{:>14}{:>10}", "", "ns", "/ Value", "/ IgnoredAny", "/ sha256");
+        for (name, time) in &self.rows {
+            println!(
+                "{name:<36}{time:>10.0}{:>10.2}{:>14.2}{:>10.2}",
+                time / value,
+                time / ignored,
+                time / sha
+            );
+        }
     }
 }
 
-pub(crate) fn run() {
-    compare("small", &payment(0, false));
-    compare("large", &payment(55, false));
-    compare("large, indented, sorted", &payment(31, true));
+impl Finding for Vec<Timed> {
+    fn print(&self) {
+        self.iter().for_each(Timed::print);
+    }
+
+    fn json(&self) -> serde_json::Result<serde_json::Value> {
+        serde_json::to_value(self)
+    }
+
+    fn bars(&self) -> Vec<Bar> {
+        Vec::new()
+    }
 }

@@ -18,7 +18,7 @@ pub(crate) mod proxy; // the yardstick
 use crate::{
     chart::Shown,
     load::{Load, Service, Target},
-    postgres,
+    postgres::{self, Wanted},
     process::Process,
     report::{Measurement, Report, Workload},
     stores::{Kind, Site},
@@ -56,9 +56,8 @@ pub(crate) struct Options {
     /// The gateway; otherwise it is built.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// A PostgreSQL server to use, without a database's name; otherwise one is started.
-    #[arg(long)]
-    url: Option<String>,
+    #[command(flatten)]
+    postgres: Wanted,
 }
 
 /// Who takes part, each before the same service.
@@ -115,7 +114,7 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
     let binary = options.binary.clone().map_or_else(build, Ok)?;
     let mut sites = Vec::new();
     for kind in options.contestants.iter().filter_map(|contestant| contestant.store()) {
-        sites.push(Site::start_at(kind, options.url.as_deref()).await?);
+        sites.push(Site::start(kind, &options.postgres).await?);
     }
     let settings = sites.iter().find_map(Site::settings);
     let bench = Bench { options, binary, sites };
@@ -132,7 +131,7 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
                 let measured = measured
                     .with_context(|| format!("{}, {}", contestant.name(), workload.name()))?;
                 let contestant = contestant.name().to_owned();
-                let measurement = Measurement { workload, round, contestant, ..measured };
+                let measurement = Measurement { round, contestant, ..measured };
                 measurement.announce();
                 measurements.push(measurement);
             }
@@ -189,6 +188,10 @@ impl Bench<'_> {
             Some(site) => Some((site, site.new_place().await?)),
             None => None,
         };
+        let empty = match &place {
+            Some((site, place)) => site.bytes_prepared(place).await?,
+            None => None,
+        };
         let upstream = postgres::Contestant::Echo.start("", 0)?;
         let directory = tempfile::tempdir()?;
         let url = place.as_ref().map_or("memory:", |(_, place)| &place.url);
@@ -212,7 +215,14 @@ impl Bench<'_> {
             None => Ok(()),
         };
         let figures = load.workload(workload, &service, settle).await?;
-        Ok(Measurement::of(&load, &figures))
+        let measurement = Measurement { workload, ..Measurement::of(&load, &figures) };
+        // The last that a file gets comes with the end of the process.
+        drop(before);
+        let full = match &place {
+            Some((site, place)) => site.bytes(place).await?,
+            None => None,
+        };
+        Ok(measurement.with_bytes(empty, full, figures.answered))
     }
 
     /// What stands before the service.

@@ -24,6 +24,7 @@ mod waiters;
 use crate::{
     chart::Bar,
     file::key,
+    postgres::Wanted,
     report::{Finding, median},
     stores::{Kind, Place, Site, open},
 };
@@ -38,11 +39,11 @@ pub(crate) struct Options {
         default_value = "sizes,memory,tenant,waiters,bodies,renewals,disk"
     )]
     parts: Vec<Part>,
-    /// On which stores; `disk` is about the file alone.
+    /// On which stores; `disk` knows the file and PostgreSQL.
     #[arg(long, value_delimiter = ',', default_value = "file,postgres")]
     stores: Vec<Kind>,
-    /// Numbers of records, each in a store of its own.
-    #[arg(long, value_delimiter = ',', default_value = "100000,1000000,10000000")]
+    /// Numbers of records, each in a store of its own; that of 0 is a new one in each round.
+    #[arg(long, value_delimiter = ',', default_value = "0,100000,1000000,10000000")]
     sizes: Vec<u64>,
     /// How many rounds; what is compared takes turns in each.
     #[arg(long, default_value_t = 5)]
@@ -71,6 +72,8 @@ pub(crate) struct Options {
     /// The gateway; otherwise it is built.
     #[arg(long)]
     binary: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    postgres: Wanted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -98,6 +101,8 @@ pub(crate) struct Figure {
     store: &'static str,
     what: String,
     unit: &'static str,
+    /// All rows are compared with so many of the first.
+    bases: usize,
     rows: Vec<Row>,
 }
 
@@ -107,9 +112,17 @@ struct Row {
     rounds: Vec<f64>,
 }
 
+impl Row {
+    /// Round by round, and then the median.
+    fn by(&self, base: &Row) -> f64 {
+        let ratios = self.rounds.iter().zip(&base.rounds).map(|(one, other)| one / other);
+        median(&ratios.collect::<Vec<_>>())
+    }
+}
+
 impl Figure {
     fn new(part: &'static str, kind: Kind, what: impl Into<String>, unit: &'static str) -> Self {
-        Figure { part, store: kind.name(), what: what.into(), unit, rows: Vec::new() }
+        Figure { part, store: kind.name(), what: what.into(), unit, bases: 1, rows: Vec::new() }
     }
 
     fn add(&mut self, label: &str, value: f64) {
@@ -121,28 +134,26 @@ impl Figure {
 
     fn print(&self) {
         println!("\n{}, {}: {} ({})", self.part, self.store, self.what, self.unit);
-        let Some(first) = self.rows.first() else { return };
+        let bases = &self.rows[..self.bases.min(self.rows.len())];
+        let head: String =
+            bases.iter().map(|base| format!("{:>26}", format!("by {}", base.label))).collect();
+        println!("{:<28}{:>14}{:>26}{head}", "", "median", "(min - max)");
         for row in &self.rows {
             let (min, max) =
                 row.rounds.iter().fold((f64::INFINITY, 0.0), |(min, max): (f64, f64), it| {
                     (min.min(*it), max.max(*it))
                 });
-            let ratios: Vec<f64> =
-                row.rounds.iter().zip(&first.rounds).map(|(one, other)| one / other).collect();
+            let ratios: String =
+                bases.iter().map(|base| format!("{:>26.2}", row.by(base))).collect();
             let spread = format!("{min:.1} - {max:.1}");
-            println!(
-                "{:<28}{:>14.1}{spread:>26}{:>10.2}",
-                row.label,
-                median(&row.rounds),
-                median(&ratios)
-            );
+            println!("{:<28}{:>14.1}{spread:>26}{ratios}", row.label, median(&row.rounds));
         }
     }
 }
 
 impl Finding for Vec<Figure> {
     fn print(&self) {
-        println!("\n== growth: median (min - max), and by the first row round by round");
+        println!("\n== growth: by other rows round by round");
         self.iter().for_each(Figure::print);
     }
 
@@ -160,11 +171,11 @@ pub(crate) async fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
     for part in options.parts.iter().copied() {
         eprintln!("growth: {part:?}");
         if part == Part::Disk {
-            figures.extend(disk::run(options)?);
+            figures.extend(disk::run(options).await?);
             continue;
         }
         for kind in options.stores.iter().copied() {
-            let site = Site::start(kind).await?;
+            let site = Site::start(kind, &options.postgres).await?;
             figures.extend(match part {
                 Part::Sizes => sizes::run(options, &site).await?,
                 Part::Memory => traffic::memory(options, &site).await?,
@@ -239,7 +250,7 @@ mod tests {
     /// All that needs no server and no other program.
     #[tokio::test(flavor = "multi_thread")]
     async fn every_part_measures_a_file() {
-        let words = "growth --parts sizes,waiters,bodies,renewals --stores file --sizes 50,100 \
+        let words = "growth --parts sizes,waiters,bodies,renewals --stores file --sizes 0,50,100 \
             --rounds 2 --seconds 0.05 --requests 30 --waiters 20 --operations 40 --bodies 100,5000";
         let options = Only::parse_from(words.split_whitespace()).options;
         let figures = run(&options).await.expect("measured");
@@ -249,6 +260,11 @@ mod tests {
         for figure in &figures {
             assert!(!figure.rows.is_empty(), "{}", figure.what);
             assert!(figure.rows.iter().all(|row| row.rounds.len() == 2), "{}", figure.what);
+            if figure.part == "sizes" {
+                let labels: Vec<_> = figure.rows.iter().map(|row| &*row.label).collect();
+                assert_eq!(labels, ["empty", "50 records", "100 records"], "{}", figure.what);
+                assert_eq!(figure.bases, 2, "by the empty one, and by the smallest that is not");
+            }
         }
     }
 }

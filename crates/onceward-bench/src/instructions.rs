@@ -60,6 +60,8 @@ enum Operation {
     Problem,
 }
 
+const COUNTER: &str = "valgrind";
+
 /// Few, and more: what is done once is in both, and their difference is what is repeated.
 const TIMES: [u32; 2] = [200, 1200];
 
@@ -79,6 +81,11 @@ pub(crate) struct Counted {
     now: Counts,
     kept: Option<Counts>,
     tolerance: f64,
+}
+
+/// Whether the program is there that counts.
+pub(crate) fn can_be_counted() -> bool {
+    Command::new(COUNTER).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<Counted> {
@@ -109,12 +116,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Counted> {
 
 /// One run under valgrind. Its processor has no instructions for SHA-256, which is then software.
 fn count(operation: Operation, times: u32) -> anyhow::Result<u64> {
-    let output = Command::new("valgrind")
+    let output = Command::new(COUNTER)
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(env::current_exe()?)
         .args(["repeat", "--operation", &operation.name(), "--times", &times.to_string()])
         .output()
-        .context("valgrind is needed")?;
+        .context("valgrind is needed; it is in the package of that name")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {said}", operation.name());
     collected(&said).with_context(|| format!("valgrind does not say what it counted: {said}"))

@@ -5,6 +5,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
 mod all; // everything that is quoted
@@ -97,8 +98,7 @@ enum What {
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
-    let mut findings =
-        Findings { arguments: &arguments, found: serde_json::Map::new(), bars: vec![] };
+    let mut findings = Findings::new(&arguments);
     match &arguments.what {
         None | Some(What::All) => all::run(arguments.quick, &mut findings),
         Some(What::Chart(options)) => {
@@ -118,18 +118,35 @@ fn main() -> anyhow::Result<()> {
 /// What was found out so far. It is written after each command: a long run may be broken off.
 struct Findings<'a> {
     arguments: &'a Arguments,
-    found: serde_json::Map<String, serde_json::Value>,
+    found: serde_json::Map<String, Value>,
     bars: Vec<chart::Bar>,
 }
 
-impl Findings<'_> {
+impl<'a> Findings<'a> {
+    fn new(arguments: &'a Arguments) -> Self {
+        Findings { arguments, found: serde_json::Map::new(), bars: vec![] }
+    }
+
+    /// A command may come twice, for other numbers of connections. What it found is in one list then, and
+    /// the chart is of the first.
+    fn keep(&mut self, name: &str, finding: &dyn Finding) -> anyhow::Result<()> {
+        let some = finding.json()?;
+        match (self.found.get_mut(name), some) {
+            (Some(Value::Array(known)), Value::Array(more)) => known.extend(more),
+            (_, some) => {
+                self.found.insert(name.to_owned(), some);
+                self.bars.extend(finding.bars());
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, name: &str, finding: &dyn Finding) -> anyhow::Result<()> {
         match self.arguments.output {
             Output::Table => finding.print(),
             Output::Json => println!("{}", serde_json::to_string_pretty(&finding.json()?)?),
         }
-        self.found.insert(name.to_owned(), finding.json()?);
-        self.bars.extend(finding.bars());
+        self.keep(name, finding)?;
         self.found.insert(chart::NAME.to_owned(), serde_json::to_value(&self.bars)?);
         if let Some(file) = &self.arguments.json {
             fs::write(file, serde_json::to_string_pretty(&self.found)?)?;
@@ -168,22 +185,19 @@ impl What {
                 ("growth", Box::new(two_threads()?.block_on(growth::run(options))?))
             }
             What::Instructions(options) => ("instructions", Box::new(instructions::run(options)?)),
-            other => return other.do_alone().map(|()| None),
+            What::Fingerprint => ("fingerprint", Box::new(fingerprint::run())),
+            What::File { rounds, seconds } => {
+                let threads = Builder::new_multi_thread().enable_all().build()?;
+                ("file", Box::new(threads.block_on(file::run(*rounds, *seconds))?))
+            }
+            other => return other.be_part().map(|()| None),
         };
         Ok(Some(found))
     }
 
-    /// Those that print for themselves, and parts of others.
-    fn do_alone(&self) -> anyhow::Result<()> {
+    /// What the benchmark starts by itself.
+    fn be_part(&self) -> anyhow::Result<()> {
         match self {
-            What::Fingerprint => {
-                fingerprint::run();
-                Ok(())
-            }
-            What::File { rounds, seconds } => {
-                let threads = Builder::new_multi_thread().enable_all().build()?;
-                threads.block_on(file::run(*rounds, *seconds))
-            }
             What::Repeat(repeat) => instructions::repeat(repeat),
             What::Drive(drive) => two_threads()?.block_on(stores::drive(drive)),
             What::Proxy(proxy) => two_threads()?.block_on(gateway::proxy::serve(proxy)),
@@ -201,4 +215,51 @@ fn one_thread() -> anyhow::Result<Runtime> {
 /// As contestants have them.
 fn two_threads() -> anyhow::Result<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Found(&'static str);
+
+    impl Finding for Found {
+        fn print(&self) {}
+
+        fn json(&self) -> serde_json::Result<Value> {
+            Ok(serde_json::json!([self.0]))
+        }
+
+        fn bars(&self) -> Vec<chart::Bar> {
+            let (group, label) = (String::new(), self.0.to_owned());
+            vec![chart::Bar {
+                group,
+                label,
+                median: 1.0,
+                min: 1.0,
+                max: 1.0,
+                ours: 1.0,
+                other: 1.0,
+            }]
+        }
+    }
+
+    #[test]
+    fn a_command_that_comes_twice_is_kept_as_one_list_and_drawn_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("bench.json");
+        let words = ["onceward-bench", "--json", file.to_str().expect("text")];
+        let arguments = Arguments::parse_from(words);
+        let mut findings = Findings::new(&arguments);
+        for (name, found) in [("gateway", "64"), ("stores", "file"), ("gateway", "256")] {
+            findings.add(name, &Found(found)).expect("kept");
+        }
+        let text = std::fs::read_to_string(&file).expect("written");
+        let written: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(written["gateway"], serde_json::json!(["64", "256"]));
+        assert_eq!(written["stores"], serde_json::json!(["file"]));
+        let drawn = written[chart::NAME].as_array().expect("bars").iter();
+        let drawn: Vec<_> = drawn.filter_map(|bar| bar["label"].as_str()).collect();
+        assert_eq!(drawn, ["64", "file"]);
+    }
 }

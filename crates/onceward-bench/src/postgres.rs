@@ -2,7 +2,10 @@
 //! idempotency, with what teams write by hand, and with Onceward. They take turns; each is a
 //! process of its own with two threads, started anew on an empty database for each measurement.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -16,15 +19,18 @@ mod peers; // alternatives that others publish
 pub(crate) mod size; // small and large tables
 
 pub(crate) use by_hand::TABLE;
+use contestant::Started;
 pub(crate) use contestant::{Contestant, Serve, serve};
-pub(crate) use database::{Server, Settings, connect};
+pub(crate) use database::{Server, Settings, Wanted, connect};
 pub(crate) use fill::fill;
 pub(crate) use payment::BODY;
 
 use crate::{
     chart::Shown,
+    gateway,
     load::{Load, Service},
     report::{Measurement, Report, Workload},
+    stores::{Kind, Place, Site},
 };
 
 /// What is asked for.
@@ -49,7 +55,8 @@ pub(crate) struct Options {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "echo,sqlx,sqlx-tuned,tokio-postgres,axum-idempotent,restate,onceward"
+        default_value = "echo,sqlx,sqlx-tuned,tokio-postgres,axum-idempotent,restate,onceward,\
+            onceward-file,gateway-memory,gateway-file,gateway-postgres"
     )]
     contestants: Vec<Contestant>,
     /// How many completed keys the replays choose from.
@@ -61,40 +68,58 @@ pub(crate) struct Options {
     /// How long each size of pool is tried, twice, in seconds.
     #[arg(long, default_value_t = 2.0)]
     calibration: f64,
-    /// A server to use, without a database's name; otherwise one is started.
+    /// The gateway; otherwise it is built if it takes part.
     #[arg(long)]
-    url: Option<String>,
+    binary: Option<PathBuf>,
+    #[command(flatten)]
+    server: Wanted,
 }
 
-const DATABASE: &str = "onceward_bench";
-
 pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
-    let server = Server::at_or_new(options.url.as_deref()).await?;
-    let settings = server.settings().await?;
+    let binary = match &options.binary {
+        None if options.contestants.iter().any(|one| one.is_gateway()) => Some(gateway::build()?),
+        named => named.clone(),
+    };
+    let postgres = Site::start(Kind::Postgres, &options.server).await?;
+    let (memory, file) = (Kind::Memory, Kind::File);
+    let others =
+        [Site::start(memory, &options.server).await?, Site::start(file, &options.server).await?];
     let mut measurements = Vec::new();
     for connections in options.connections.iter().copied() {
-        let run = Run { options, server: &server, connections };
+        let binary = binary.as_deref();
+        let run = Run { options, binary, postgres: &postgres, others: &others, connections };
         measurements.extend(run.rounds().await?);
     }
-    server.drop_database(DATABASE).await?;
-    let report = Report::new("postgres", Some(settings), options.seconds, measurements);
-    let by = |(other, label)| {
-        let group = "on PostgreSQL: Onceward by";
-        Shown { ours: "onceward", other, group, label }
-    };
-    let others = [
-        ("sqlx", "sqlx, by hand"),
-        ("tokio-postgres", "tokio-postgres, by hand"),
-        ("axum-idempotent", "axum-idempotent"),
-        ("restate", "Restate"),
+    let report = Report::new("postgres", postgres.settings(), options.seconds, measurements);
+    postgres.leave().await?;
+    Ok(report.about(OURS).showing(shown()))
+}
+
+/// Who is compared with all others.
+const OURS: &[&str] =
+    &["onceward", "onceward-file", "gateway-memory", "gateway-file", "gateway-postgres"];
+
+/// What is drawn of it.
+fn shown() -> Vec<Shown> {
+    const POSTGRES: (&str, &str) = ("onceward", "on PostgreSQL: Onceward by");
+    const FILE: (&str, &str) = ("onceward-file", "on a file: Onceward by");
+    let all = [
+        (POSTGRES, "sqlx", "sqlx, by hand"),
+        (POSTGRES, "tokio-postgres", "tokio-postgres, by hand"),
+        (POSTGRES, "axum-idempotent", "axum-idempotent"),
+        (POSTGRES, "restate", "Restate"),
+        (FILE, "sqlx", "sqlx, by hand"),
+        (FILE, "restate", "Restate"),
     ];
-    Ok(report.showing(others.map(by).into()))
+    all.map(|((ours, group), other, label)| Shown { ours, other, group, label }).into()
 }
 
 /// All rounds with the same number of connections.
 struct Run<'a> {
     options: &'a Options,
-    server: &'a Server,
+    binary: Option<&'a Path>,
+    postgres: &'a Site,
+    others: &'a [Site],
     connections: usize,
 }
 
@@ -158,9 +183,23 @@ impl Run<'_> {
 
     async fn measure(&self, turn: Turn, round: u32, seconds: f64) -> anyhow::Result<Measurement> {
         let Turn { workload, contestant, pool } = turn;
-        let url = self.server.new_database(DATABASE).await?;
-        let process = contestant.start(&url, pool.unwrap_or_default())?;
-        let mut processes = self.server.processes().to_vec();
+        // Also where nobody keeps anything in it: so the one before leaves no work to this one.
+        let database = self.postgres.new_place().await?;
+        let elsewhere;
+        let (site, place) = match self.others.iter().find(|site| site.kind == contestant.store()) {
+            Some(site) => {
+                elsewhere = site.new_place().await?;
+                (site, &elsewhere)
+            }
+            None => (self.postgres, &database),
+        };
+        let empty = match OURS.contains(&contestant.name()) {
+            true => site.bytes_prepared(place).await?,
+            false => site.bytes(place).await?,
+        };
+        let process = self.start(turn, place)?;
+        let own_empty = process.bytes()?;
+        let mut processes = self.postgres.processes();
         processes.extend(process.id());
         let load = Load {
             connections: self.connections,
@@ -174,10 +213,17 @@ impl Run<'_> {
             replays: contestant.replays(),
             keys: self.options.keys,
         };
-        let settle = async || self.server.settle(&url).await;
+        let settle = async || self.postgres.settle(&database).await;
         let figures = load.workload(workload, &service, settle).await;
         let figures =
             figures.with_context(|| format!("{}, {}", contestant.name(), workload.name()))?;
+        let own_full = process.bytes()?;
+        // The last that a file gets comes with the end of the process.
+        drop(process);
+        let (empty, full) = match own_full {
+            Some(_) => (own_empty, own_full),
+            None => (empty, site.bytes(place).await?),
+        };
         let measurement = Measurement {
             workload,
             round,
@@ -186,6 +232,14 @@ impl Run<'_> {
             ..Measurement::of(&load, &figures)
         };
         measurement.announce();
-        Ok(measurement)
+        let made = if contestant.replays() { figures.answered } else { 0 };
+        Ok(measurement.with_bytes(empty, full, made))
+    }
+
+    fn start(&self, turn: Turn, place: &Place) -> anyhow::Result<Started> {
+        match self.binary.filter(|_| turn.contestant.is_gateway()) {
+            Some(binary) => Contestant::gateway(binary, &place.url),
+            None => turn.contestant.start(&place.url, turn.pool.unwrap_or_default()),
+        }
     }
 }

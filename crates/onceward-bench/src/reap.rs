@@ -24,7 +24,7 @@ use crate::{
     chart::Bar,
     file::{DAY, request_kept},
     load::percentile_us,
-    postgres::{Server, connect},
+    postgres::{Server, Wanted, connect},
     report::{Finding, median},
 };
 
@@ -52,9 +52,8 @@ pub(crate) struct Options {
     /// How many records each of them has.
     #[arg(long, default_value_t = 100_000)]
     cycle_records: u64,
-    /// A PostgreSQL server to use, without a database's name; otherwise one is started.
-    #[arg(long)]
-    url: Option<String>,
+    #[command(flatten)]
+    postgres: Wanted,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -72,7 +71,7 @@ const FILLING: u64 = 256;
 pub(crate) async fn run(options: &Options) -> anyhow::Result<Vec<Measured>> {
     let mut results = Vec::new();
     for kind in options.stores.iter().copied() {
-        let place = Place::new(kind, options.url.as_deref()).await?;
+        let place = Place::new(kind, &options.postgres).await?;
         results.push(measure(options, kind, &place).await.with_context(|| format!("{kind:?}"))?);
         place.leave().await?;
     }
@@ -86,11 +85,11 @@ enum Place {
 }
 
 impl Place {
-    async fn new(kind: Kind, url: Option<&str>) -> anyhow::Result<Place> {
+    async fn new(kind: Kind, postgres: &Wanted) -> anyhow::Result<Place> {
         Ok(match kind {
             Kind::File => Place::File { folder: tempfile::tempdir()? },
             Kind::Postgres => {
-                let server = Server::at_or_new(url).await?;
+                let server = Server::at_or_new(postgres).await?;
                 server.settings().await?;
                 let url = server.new_database(DATABASE).await?;
                 Place::Postgres { server: Box::new(server), url }
@@ -374,7 +373,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn all_that_is_past_its_retention_is_removed_and_what_came_meanwhile_is_not() {
-        let place = Place::new(Kind::File, None).await.expect("a folder");
+        let place = Place::new(Kind::File, &Wanted::default()).await.expect("a folder");
         let options = Options {
             stores: vec![Kind::File],
             records: 300,
@@ -383,7 +382,7 @@ mod tests {
             seconds: 0.1,
             cycles: 2,
             cycle_records: 50,
-            url: None,
+            postgres: Wanted::default(),
         };
         let measured = measure(&options, Kind::File, &place).await.expect("measured");
         assert_eq!(measured.reaped, 300);

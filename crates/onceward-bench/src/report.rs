@@ -96,6 +96,13 @@ impl Measurement {
         }
     }
 
+    /// The same with what each record takes, of so many that a run of new keys made in an empty place.
+    pub(crate) fn with_bytes(self, empty: Option<u64>, full: Option<u64>, made: u64) -> Self {
+        let grown = empty.zip(full).filter(|_| made > 0 && self.workload == Workload::First);
+        let each = |(empty, full): (u64, u64)| full.saturating_sub(empty) as f64 / made as f64;
+        Measurement { bytes: grown.map(each), ..self }
+    }
+
     /// To whoever waits for the report.
     pub(crate) fn announce(&self) {
         let Measurement { connections, round, contestant, per_second, .. } = self;
@@ -125,6 +132,9 @@ pub(crate) struct Report {
     /// Who is compared with whom in the chart.
     #[serde(skip)]
     shown: Vec<Shown>,
+    /// Whose ratios are printed: of many contestants not all pairs are of interest.
+    #[serde(skip)]
+    about: Option<&'static [&'static str]>,
 }
 
 /// One contestant by another, in the same rounds.
@@ -170,6 +180,7 @@ impl Report {
             measurements,
             ratios: Vec::new(),
             shown: Vec::new(),
+            about: None,
         };
         report.ratios =
             report.groups().into_iter().flat_map(|group| report.compare(group)).collect();
@@ -179,6 +190,18 @@ impl Report {
     /// The same with these comparisons in the chart.
     pub(crate) fn showing(self, shown: Vec<Shown>) -> Self {
         Report { shown, ..self }
+    }
+
+    /// The same, but that tables have only the ratios of these, where one of them took part.
+    pub(crate) fn about(self, contestants: &'static [&'static str]) -> Self {
+        Report { about: Some(contestants), ..self }
+    }
+
+    fn tells_of(&self, ratio: &Ratio) -> bool {
+        let takes_part =
+            |one: &&str| self.measurements.iter().any(|other| other.contestant == *one);
+        let about = self.about.filter(|about| about.iter().any(takes_part));
+        about.is_none_or(|about| about.contains(&&*ratio.contestant))
     }
 
     /// What was measured under the same circumstances, in the order in which it was begun.
@@ -251,10 +274,10 @@ impl Report {
 
     fn print_tables(&self) {
         println!("\n== {}", self.title);
-        if let Some(Settings { version, shared_buffers, .. }) = &self.postgres {
+        if let Some(Settings { version, shared_buffers, max_wal_size, .. }) = &self.postgres {
             println!(
                 "PostgreSQL {version}, fsync and synchronous_commit on, \
-                 shared_buffers {shared_buffers}"
+                 shared_buffers {shared_buffers}, max_wal_size {max_wal_size}"
             );
         }
         for group in self.groups() {
@@ -308,7 +331,7 @@ impl Report {
     fn print_ratios(&self, group: (usize, Workload)) {
         println!("{:<48}{:>8}   by round", "", "median");
         for ratio in &self.ratios {
-            if (ratio.connections, ratio.workload) != group {
+            if (ratio.connections, ratio.workload) != group || !self.tells_of(ratio) {
                 continue;
             }
             let pair = format!("{} / {}", ratio.contestant, ratio.to);
@@ -396,6 +419,30 @@ mod tests {
             bytes: None,
             interference: Interference { foreign: 0.0, steal: 0.0 },
         }
+    }
+
+    #[test]
+    fn bytes_are_told_of_records_that_were_made_and_counted() {
+        let first = || measured("one", 0, 1.0);
+        assert_eq!(first().with_bytes(Some(1000), Some(5000), 20).bytes, Some(200.0));
+        assert_eq!(first().with_bytes(Some(1000), Some(5000), 0).bytes, None, "none was made");
+        assert_eq!(first().with_bytes(None, None, 20).bytes, None, "nobody counts them");
+        let replay = Measurement { workload: Workload::Replay, ..first() };
+        assert_eq!(replay.with_bytes(Some(1000), Some(5000), 20).bytes, None);
+    }
+
+    #[test]
+    fn a_report_about_some_tells_of_all_where_none_of_them_took_part() {
+        let measurements =
+            || vec![measured("a", 0, 1.0), measured("b", 0, 2.0), measured("c", 0, 3.0)];
+        let told = |about| {
+            let report = Report::new("", None, 1.0, measurements()).about(about);
+            let told = report.ratios.iter().filter(|ratio| report.tells_of(ratio));
+            let told = told.filter(|ratio| ratio.what == PER_SECOND.what);
+            told.map(|ratio| format!("{} / {}", ratio.contestant, ratio.to)).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&["c"]), ["c / a", "c / b"]);
+        assert_eq!(told(&["d"]), ["b / a", "c / a", "c / b"]);
     }
 
     #[test]

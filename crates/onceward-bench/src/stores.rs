@@ -14,13 +14,13 @@ mod site; // servers, and a new place for each measurement
 
 pub(crate) use drive::{Drive, Form, drive};
 pub(crate) use open::open;
-pub(crate) use site::{Kind, Place, Site};
+pub(crate) use site::{Kind, Place, Site, bytes_in};
 
 use crate::{
     chart::Shown,
     load::{Load, Service},
     machine::Snapshot,
-    postgres,
+    postgres::{self, Wanted},
     report::{Measurement, Report, Workload},
 };
 
@@ -58,6 +58,8 @@ pub(crate) struct Options {
     /// How long each way to batch is tried for the raw limits, in seconds; the fastest is used.
     #[arg(long, default_value_t = 1.0)]
     pub(crate) calibration: f64,
+    #[command(flatten)]
+    pub(crate) postgres: Wanted,
 }
 
 /// Who takes part on each store.
@@ -96,7 +98,7 @@ impl Contestant {
 pub(crate) async fn run(options: &Options) -> anyhow::Result<Vec<Report>> {
     let mut reports = Vec::new();
     for kind in options.stores.iter().copied() {
-        let site = Site::start(kind).await?;
+        let site = Site::start(kind, &options.postgres).await?;
         let mut measurements = Vec::new();
         for connections in options.connections.iter().copied() {
             let run = Run { options, site: &site, connections };
@@ -173,7 +175,10 @@ impl Run<'_> {
 
     async fn measure(&self, turn: Turn, round: u32, seconds: f64) -> anyhow::Result<Measurement> {
         let place = self.site.new_place().await?;
-        let empty = self.site.bytes(&place).await?;
+        let empty = match turn.contestant {
+            Contestant::Calls | Contestant::Http => self.site.bytes_prepared(&place).await?,
+            _ => self.site.bytes(&place).await?,
+        };
         let measured = match turn.contestant {
             Contestant::Echo | Contestant::Http => self.serve(turn, &place, seconds).await,
             _ => self.drive(turn, &place, seconds),
@@ -184,7 +189,6 @@ impl Run<'_> {
         })?;
         // As the place is at the end of a run, with what updates leave behind.
         let full = self.site.bytes(&place).await?;
-        let grown = full.zip(empty).map(|(full, empty)| full.saturating_sub(empty) as f64);
         let measurement = Measurement {
             round,
             workload: turn.workload,
@@ -193,12 +197,9 @@ impl Run<'_> {
                 Contestant::Raw => Some(u32::try_from(turn.links)?),
                 _ => None,
             },
-            bytes: match turn.workload {
-                Workload::First if made > 0 => grown.map(|grown| grown / made as f64),
-                _ => None,
-            },
             ..measured
         };
+        let measurement = measurement.with_bytes(empty, full, made);
         measurement.announce();
         Ok(measurement)
     }

@@ -39,10 +39,23 @@ impl Postgres {
     ///
     /// If there is no PostgreSQL on this machine, or if it does not start.
     pub fn start() -> Postgres {
+        Postgres::start_by(&[], &[])
+    }
+
+    /// The same with settings (`name=value`) beside ours, run by a program that becomes the server, with
+    /// its arguments; or by none.
+    ///
+    /// # Panics
+    ///
+    /// As [`Postgres::start`].
+    pub fn start_by(program: &[String], settings: &[String]) -> Postgres {
         let programs = programs();
         for _ in 0..PORTS_TRIED {
             let port = free_port();
-            let watchdog = Watchdog::new("QUIT", |dir| command(&programs, dir, port));
+            let watchdog = Watchdog::new("QUIT", |dir| {
+                let more = settings.iter().flat_map(|setting| ["-c".to_owned(), setting.clone()]);
+                [program.to_vec(), command(&programs, dir, port), more.collect()].concat()
+            });
             initialise(&programs, watchdog.dir());
             let mut postgres = Postgres { watchdog, programs: programs.clone(), port, pool: None };
             match postgres.run() {

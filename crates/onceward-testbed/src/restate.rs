@@ -68,10 +68,19 @@ impl Restate {
         (Ipv4Addr::LOCALHOST, self.ingress).into()
     }
 
+    /// The directory of its log and of what it keeps.
+    pub fn data(&self) -> PathBuf {
+        data(self.watchdog.dir())
+    }
+
     /// Its process.
     pub fn pid(&self) -> Option<u32> {
         self.watchdog.pid()
     }
+}
+
+fn data(dir: &Path) -> PathBuf {
+    dir.join("data")
 }
 
 fn command(program: &Path, dir: &Path, [ingress, admin, fabric]: [u16; 3]) -> Vec<String> {
@@ -82,7 +91,7 @@ fn command(program: &Path, dir: &Path, [ingress, admin, fabric]: [u16; 3]) -> Ve
          advertised-address = \"http://127.0.0.1:{fabric}\"\n\
          [ingress]\nbind-address = \"127.0.0.1:{ingress}\"\n\
          [admin]\nbind-address = \"127.0.0.1:{admin}\"\n",
-        dir.join("data").display()
+        data(dir).display()
     );
     fs::write(&config, settings).expect("its settings");
     // Another user may run it, who must find it.

@@ -1,22 +1,23 @@
-//! Stores with few and with many records.
+//! Stores with few and with many records, and one that is empty in each round.
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use futures_util::future::BoxFuture;
 use onceward::{
     Effects, Store,
-    store::{Ask, Reservation, Written},
+    store::{Ask, Reservation},
 };
 
 use super::{Figure, Options, key, micros_each, repeat};
 use crate::{
-    file::{DAY, ask, completes, request_kept},
+    file::{DAY, ask, complete, request_kept},
     postgres::fill,
     stores::{Kind, Place, Site, open},
 };
 
-/// Replays choose from so many keys, from all over the store.
-const KEYS: u64 = 10_000;
+/// Replays choose from so many keys, from all over the store: more than any store remembers.
+const KEYS: u64 = 100_000;
 
 /// So many are made at once, to fill a store.
 const FILLING: usize = 256;
@@ -24,11 +25,10 @@ const FILLING: usize = 256;
 /// What a worker takes at once.
 const BATCH: u32 = 256;
 
-/// A store with records.
+/// A place with records.
 struct Filled {
-    label: String,
-    _place: Place,
-    store: Arc<dyn Store>,
+    size: u64,
+    place: Place,
     keys: Arc<[String]>,
 }
 
@@ -39,11 +39,15 @@ pub(super) async fn run(options: &Options, site: &Site) -> anyhow::Result<Vec<Fi
     }
     let figure = |what| Figure::new("sizes", site.kind, what, "us each");
     let mut figures = ["reserve and complete", "replay", "sweep", "reap"].map(figure);
-    for _ in 0..options.rounds {
-        for filled in &filled {
-            let costs = filled.costs(options).await?;
+    for round in 0..options.rounds {
+        for filled in &mut filled {
+            if filled.size == 0 {
+                // Requests have filled it in the round before.
+                *filled = Filled::new(site, 0).await?;
+            }
+            let costs = filled.costs(options, round).await?;
             for (figure, cost) in figures.iter_mut().zip(costs) {
-                figure.add(&filled.label, cost);
+                figure.add(&label(filled.size), cost);
             }
         }
         // Everybody is first, and last, in some round. Rows are found by their labels.
@@ -53,108 +57,155 @@ pub(super) async fn run(options: &Options, site: &Site) -> anyhow::Result<Vec<Fi
         figure
             .rows
             .sort_by_key(|row| options.sizes.iter().position(|size| row.label == label(*size)));
+        // By the empty one, and by the smallest that is not.
+        figure.bases = 1 + usize::from(options.sizes.first() == Some(&0));
+    }
+    for filled in filled {
+        site.remove(&name(filled.size)).await?;
     }
     Ok(figures.into())
 }
 
 fn label(size: u64) -> String {
-    format!("{size} records")
+    match size {
+        0 => "empty".to_owned(),
+        size => format!("{size} records"),
+    }
+}
+
+fn name(size: u64) -> String {
+    format!("onceward_bench_{size}")
 }
 
 impl Filled {
     async fn new(site: &Site, size: u64) -> anyhow::Result<Self> {
-        let place = site.place(&format!("onceward_bench_{size}")).await?;
+        let place = site.place(&name(size)).await?;
         let store = open(&place.url).await?;
         let keys = match site.kind {
+            _ if size == 0 => Vec::new(),
             Kind::Postgres => {
                 // One that is real, and copies of it.
                 request_kept(&*store, DAY, 30 * DAY).await?;
                 fill(&place.url, size, KEYS).await?
             }
-            _ => complete(&store, size).await?,
+            _ => filled(&store, size).await?,
         };
         site.settle(&place).await?;
-        Ok(Filled { label: label(size), _place: place, store, keys: keys.into() })
+        Ok(Filled { size, place, keys: keys.into() })
     }
 
     /// Of a request, a replay, a lease that is swept, and a record that is reaped.
-    async fn costs(&self, options: &Options) -> anyhow::Result<[f64; 4]> {
+    async fn costs(&self, options: &Options, round: u32) -> anyhow::Result<[f64; 4]> {
         let times = options.requests;
-        let store = Arc::clone(&self.store);
-        let first = move |_| {
-            let store = Arc::clone(&store);
-            async move { request_kept(&*store, DAY, 30 * DAY).await }
+        let new: Arc<[String]> = (0..times).map(|_| key()).collect();
+        let store = open(&self.place.url).await?;
+        // Connections, statements and pages that everybody has sooner or later.
+        repeat(times / 10, options.connections, making(&store, DAY)).await?;
+        let (_, first) = {
+            let (store, keys) = (Arc::clone(&store), Arc::clone(&new));
+            let first = move |number: u64| {
+                let (store, keys) = (Arc::clone(&store), Arc::clone(&keys));
+                async move { complete(&*store, &keys[number as usize]).await }
+            };
+            repeat(times, options.connections, first).await?
         };
-        let (_, first) = repeat(times, options.connections, first).await?;
-        let (store, keys) = (Arc::clone(&self.store), Arc::clone(&self.keys));
+        let sweep = sweep(options, &store).await?;
+        let reap = reap(options, &store).await?;
+        drop(store);
+        let each = |all| micros_each(all, times);
+        Ok([each(first), self.replay(options, round, new).await?, each(sweep), each(reap)])
+    }
+
+    /// Of keys from all over the place, or of these if it was empty. The store is one that was opened for
+    /// that: it remembers none of them, and none is asked for twice.
+    async fn replay(
+        &self,
+        options: &Options,
+        round: u32,
+        new: Arc<[String]>,
+    ) -> anyhow::Result<f64> {
+        let store = open(&self.place.url).await?;
+        let keys = if self.keys.is_empty() { new } else { Arc::clone(&self.keys) };
+        let times = options.requests.min(keys.len() as u64);
+        let from = u64::from(round) * times;
         let replay = move |number: u64| {
             let (store, keys) = (Arc::clone(&store), Arc::clone(&keys));
             async move {
-                // Far apart from each other.
-                let key = &keys[(number as usize).wrapping_mul(7919) % keys.len()];
+                let key = &keys[spread(from + number, keys.len())];
                 let found = store.reserve(ask(key, DAY, 30 * DAY)?).await?;
-                anyhow::ensure!(found.completed().is_some(), "a key is not completed: {found:?}");
+                ensure!(found.completed().is_some(), "a key is not completed: {found:?}");
                 Ok(())
             }
         };
-        let (_, replay) = repeat(times, options.connections, replay).await?;
-        let sweep = self.sweep(options).await?;
-        let reap = self.reap(options).await?;
-        let each = |all| micros_each(all, times);
-        Ok([each(first), each(replay), each(sweep), each(reap)])
+        let (_, took) = repeat(times, options.connections, replay).await?;
+        Ok(micros_each(took, times))
     }
+}
 
-    /// Leases that run out at once, and how long it takes to find them all.
-    async fn sweep(&self, options: &Options) -> anyhow::Result<Duration> {
-        let store = Arc::clone(&self.store);
-        let begin = move |_| {
-            let store = Arc::clone(&store);
-            async move {
-                let lease = Duration::from_millis(1);
-                let ask = Ask { lease, effects: Effects::None, ..ask(&key(), DAY, 30 * DAY)? };
-                match store.reserve(ask).await? {
-                    Reservation::Granted { .. } => Ok(()),
-                    other => anyhow::bail!("a random key was taken: {other:?}"),
-                }
-            }
-        };
-        repeat(options.requests, options.connections, begin).await?;
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let begun = std::time::Instant::now();
-        let mut swept = 0;
-        loop {
-            let some = self.store.sweep(BATCH).await?.len() as u64;
-            swept += some;
-            if some == 0 {
-                ensure!(swept == options.requests, "{swept} of {} swept", options.requests);
-                return Ok(begun.elapsed());
+/// Which of so many keys comes next: far apart from each other, and none twice before all were asked for.
+fn spread(number: u64, keys: usize) -> usize {
+    const FAR: usize = 7919;
+    let step = if keys.is_multiple_of(FAR) { 1 } else { FAR };
+    (number as usize).wrapping_mul(step) % keys
+}
+
+/// Makes a record whose retention is so long, and its tombstone's thirty times that.
+fn making(
+    store: &Arc<dyn Store>,
+    retention: Duration,
+) -> impl Fn(u64) -> BoxFuture<'static, anyhow::Result<()>> + Clone + Send + 'static {
+    let store = Arc::clone(store);
+    move |_| {
+        let store = Arc::clone(&store);
+        Box::pin(async move { request_kept(&*store, retention, 30 * retention).await })
+    }
+}
+
+/// Leases that run out at once, and how long it takes to find them all.
+async fn sweep(options: &Options, store: &Arc<dyn Store>) -> anyhow::Result<Duration> {
+    let beginning = Arc::clone(store);
+    let begin = move |_| {
+        let store = Arc::clone(&beginning);
+        async move {
+            let lease = Duration::from_millis(1);
+            let ask = Ask { lease, effects: Effects::None, ..ask(&key(), DAY, 30 * DAY)? };
+            match store.reserve(ask).await? {
+                Reservation::Granted { .. } => Ok(()),
+                other => anyhow::bail!("a random key was taken: {other:?}"),
             }
         }
+    };
+    repeat(options.requests, options.connections, begin).await?;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let begun = std::time::Instant::now();
+    let mut swept = 0;
+    loop {
+        let some = store.sweep(BATCH).await?.len() as u64;
+        swept += some;
+        if some == 0 {
+            ensure!(swept == options.requests, "{swept} of {} swept", options.requests);
+            return Ok(begun.elapsed());
+        }
     }
+}
 
-    /// Records whose retention is over at once, and how long it takes to remove them all.
-    async fn reap(&self, options: &Options) -> anyhow::Result<Duration> {
-        let store = Arc::clone(&self.store);
-        let make = move |_| {
-            let store = Arc::clone(&store);
-            async move { request_kept(&*store, Duration::ZERO, Duration::ZERO).await }
-        };
-        repeat(options.requests, options.connections, make).await?;
-        let begun = std::time::Instant::now();
-        let mut purged = 0;
-        loop {
-            let some = self.store.reap(BATCH).await?;
-            purged += u64::from(some.purged);
-            if some.purged + some.expired == 0 {
-                ensure!(purged == options.requests, "{purged} of {} reaped", options.requests);
-                return Ok(begun.elapsed());
-            }
+/// Records whose retention is over at once, and how long it takes to remove them all.
+async fn reap(options: &Options, store: &Arc<dyn Store>) -> anyhow::Result<Duration> {
+    repeat(options.requests, options.connections, making(store, Duration::ZERO)).await?;
+    let begun = std::time::Instant::now();
+    let mut purged = 0;
+    loop {
+        let some = store.reap(BATCH).await?;
+        purged += u64::from(some.purged);
+        if some.purged + some.expired == 0 {
+            ensure!(purged == options.requests, "{purged} of {} reaped", options.requests);
+            return Ok(begun.elapsed());
         }
     }
 }
 
 /// Through the store itself. Returns some of the keys, from all over it.
-async fn complete(store: &Arc<dyn Store>, size: u64) -> anyhow::Result<Vec<String>> {
+async fn filled(store: &Arc<dyn Store>, size: u64) -> anyhow::Result<Vec<String>> {
     let step = (size / KEYS).max(1);
     let (sender, mut kept) = tokio::sync::mpsc::unbounded_channel();
     let store = Arc::clone(store);
@@ -162,13 +213,7 @@ async fn complete(store: &Arc<dyn Store>, size: u64) -> anyhow::Result<Vec<Strin
         let (store, sender) = (Arc::clone(&store), sender.clone());
         async move {
             let key = key();
-            let Reservation::Granted { lease, .. } =
-                store.reserve(ask(&key, DAY, 30 * DAY)?).await?
-            else {
-                anyhow::bail!("a random key was taken");
-            };
-            let written = store.write(&lease, completes()).await?;
-            ensure!(written == Written::Applied, "not applied: {written:?}");
+            complete(&*store, &key).await?;
             if number.is_multiple_of(step) {
                 sender.send(key).context("somebody collects them")?;
             }
@@ -184,4 +229,20 @@ async fn complete(store: &Arc<dyn Store>, size: u64) -> anyhow::Result<Vec<Strin
         keys.push(key);
     }
     Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_key_is_asked_for_twice_before_all_were() {
+        for keys in [1, 50, 5000, 2 * 7919, 100_000] {
+            let asked: BTreeSet<_> = (0..keys as u64).map(|number| spread(number, keys)).collect();
+            assert_eq!(asked.len(), keys);
+            assert_eq!(spread(keys as u64, keys), spread(0, keys), "then from the beginning");
+        }
+    }
 }

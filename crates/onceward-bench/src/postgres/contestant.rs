@@ -1,19 +1,21 @@
 //! The contestants, each a service in a process of its own.
 
-use std::{env, net::SocketAddr, process::Command};
+use std::{env, net::SocketAddr, path::Path, process::Command};
 
 use axum::{Router, body::Bytes, routing::post, serve::ListenerExt as _};
 use clap::{Args, ValueEnum};
 use onceward::{Idempotency, Policy};
 use onceward_testbed::Restate;
 use serde::Serialize;
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 use super::{by_hand, payment, peers};
 use crate::{
+    gateway,
     load::Target,
     process::{self, Process},
-    stores,
+    stores::{self, Kind},
 };
 
 /// Who takes part.
@@ -34,6 +36,14 @@ pub(crate) enum Contestant {
     Restate,
     /// The layer on the store of the URL, both with their defaults.
     Onceward,
+    /// The same on a file.
+    OncewardFile,
+    /// The binary before `echo`, on `memory:`.
+    GatewayMemory,
+    /// The same on a file.
+    GatewayFile,
+    /// The same on PostgreSQL.
+    GatewayPostgres,
 }
 
 impl Contestant {
@@ -47,7 +57,33 @@ impl Contestant {
             Contestant::AxumIdempotent => "axum-idempotent",
             Contestant::Restate => "restate",
             Contestant::Onceward => "onceward",
+            Contestant::OncewardFile => "onceward-file",
+            Contestant::GatewayMemory => "gateway-memory",
+            Contestant::GatewayFile => "gateway-file",
+            Contestant::GatewayPostgres => "gateway-postgres",
         }
+    }
+
+    /// Where it keeps its keys. Restate has a place of its own.
+    pub(crate) fn store(self) -> Kind {
+        match self {
+            Contestant::Echo | Contestant::Restate | Contestant::GatewayMemory => Kind::Memory,
+            Contestant::OncewardFile | Contestant::GatewayFile => Kind::File,
+            Contestant::Sqlx
+            | Contestant::SqlxTuned
+            | Contestant::TokioPostgres
+            | Contestant::AxumIdempotent
+            | Contestant::Onceward
+            | Contestant::GatewayPostgres => Kind::Postgres,
+        }
+    }
+
+    /// Whether it is the gateway, before a service that knows no keys.
+    pub(crate) fn is_gateway(self) -> bool {
+        matches!(
+            self,
+            Contestant::GatewayMemory | Contestant::GatewayFile | Contestant::GatewayPostgres
+        )
     }
 
     /// Whether a key sent again gets the first answer.
@@ -79,16 +115,23 @@ impl Contestant {
         Ok(Started { path: "/payments", headers: "", service, before: None })
     }
 
+    /// The gateway on a store, before the service alone.
+    pub(crate) fn gateway(binary: &Path, store: &str) -> anyhow::Result<Started> {
+        let started = Contestant::Echo.start("", 0)?;
+        let settings = tempfile::tempdir()?;
+        let process =
+            gateway::serve(binary, store, "required", started.address(), settings.path())?;
+        Ok(Started { before: Some(Before::Gateway { process, _settings: settings }), ..started })
+    }
+
     async fn service(self, url: &str, pool: u32) -> anyhow::Result<Router> {
         match self {
             Contestant::Echo => Ok(pays()),
             Contestant::Sqlx => by_hand::sqlx::service(url, pool, false).await,
             Contestant::SqlxTuned => by_hand::sqlx::service(url, pool, true).await,
             Contestant::TokioPostgres => by_hand::tokio_postgres::service(url, pool as usize).await,
-            Contestant::Onceward => onceward(url).await,
-            Contestant::AxumIdempotent | Contestant::Restate => {
-                anyhow::bail!("{} has a program of its own", self.name())
-            }
+            Contestant::Onceward | Contestant::OncewardFile => onceward(url).await,
+            _ => anyhow::bail!("{} has a program of its own", self.name()),
         }
     }
 }
@@ -98,13 +141,23 @@ pub(crate) struct Started {
     pub(super) path: &'static str,
     pub(super) headers: &'static str,
     pub(super) service: Process,
-    pub(super) before: Option<Restate>,
+    pub(super) before: Option<Before>,
+}
+
+/// Whom requests reach first.
+pub(super) enum Before {
+    Restate(Restate),
+    Gateway { process: Process, _settings: TempDir },
 }
 
 impl Started {
     /// Where the load is sent.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.before.as_ref().map_or(self.service.address, Restate::ingress)
+        match &self.before {
+            None => self.service.address,
+            Some(Before::Restate(restate)) => restate.ingress(),
+            Some(Before::Gateway { process, .. }) => process.address,
+        }
     }
 
     pub(crate) fn target(&self) -> Target<'static> {
@@ -114,7 +167,19 @@ impl Started {
 
     /// The process whose work is measured.
     pub(crate) fn id(&self) -> Option<u32> {
-        self.before.as_ref().map_or(Some(self.service.id()), Restate::pid)
+        match &self.before {
+            None => Some(self.service.id()),
+            Some(Before::Restate(restate)) => restate.pid(),
+            Some(Before::Gateway { process, .. }) => Some(process.id()),
+        }
+    }
+
+    /// What is kept in a place of its own.
+    pub(crate) fn bytes(&self) -> anyhow::Result<Option<u64>> {
+        match &self.before {
+            Some(Before::Restate(restate)) => stores::bytes_in(&restate.data()).map(Some),
+            _ => Ok(None),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use onceward_testbed::Restate;
 
-use super::contestant::Started;
+use super::contestant::{Before, Started};
 use crate::process::Process;
 
 /// A session that nobody knows: it is made with the first request. Without one `axum-idempotent` passes
@@ -32,7 +32,12 @@ pub(super) fn restate() -> anyhow::Result<Started> {
     let service = Process::start("restate-handler", &mut command)?;
     let restate = Restate::start();
     restate.register(service.address);
-    Ok(Started { path: "/Payments/pay", headers: "", service, before: Some(restate) })
+    Ok(Started {
+        path: "/Payments/pay",
+        headers: "",
+        service,
+        before: Some(Before::Restate(restate)),
+    })
 }
 
 /// Where the programs are, which are built once in each run.

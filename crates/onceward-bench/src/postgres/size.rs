@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{
     contestant::Contestant,
-    database::{self, Server},
+    database::{self, Server, Wanted},
     fill::fill,
 };
 use crate::{
@@ -36,13 +36,12 @@ pub(crate) struct Options {
     /// How many keys, from all over the table, the replays choose from.
     #[arg(long, default_value_t = 100_000)]
     keys: u64,
-    /// A server to use, without a database's name; otherwise one is started.
-    #[arg(long)]
-    url: Option<String>,
+    #[command(flatten)]
+    server: Wanted,
 }
 
 pub(crate) async fn run(options: &Options) -> anyhow::Result<Report> {
-    let server = Server::at_or_new(options.url.as_deref()).await?;
+    let server = Server::at_or_new(&options.server).await?;
     let settings = server.settings().await?;
     let mut filled = Vec::new();
     for size in options.sizes.iter().copied() {

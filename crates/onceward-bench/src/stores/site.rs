@@ -1,18 +1,21 @@
 //! Where stores are measured: a server of their kind if they need one, and an empty place each time.
 
 use std::{
+    io::ErrorKind,
     path::Path,
     sync::atomic::{AtomicU32, Ordering},
 };
 
 use anyhow::Context as _;
 use clap::ValueEnum;
+use onceward::{SqliteOptions, SqliteStore};
 use onceward_testbed::{DynamoDb, MariaDb, Redis, RedisCluster};
 use serde::Serialize;
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, sqlite::SqliteConnectOptions};
 use tempfile::TempDir;
 
-use crate::postgres::{Server, Settings, connect};
+use super::open;
+use crate::postgres::{Server, Settings, Wanted};
 
 /// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -84,16 +87,11 @@ pub(crate) struct Place {
     directory: Option<TempDir>,
 }
 
-const DATABASE: &str = "onceward_bench_stores";
+const DATABASE: &str = "onceward_bench";
 const FILE: &str = "bench.db";
 
 impl Site {
-    pub(crate) async fn start(kind: Kind) -> anyhow::Result<Site> {
-        Site::start_at(kind, None).await
-    }
-
-    /// The same, but that a PostgreSQL may be one that is there.
-    pub(crate) async fn start_at(kind: Kind, postgres: Option<&str>) -> anyhow::Result<Site> {
+    pub(crate) async fn start(kind: Kind, postgres: &Wanted) -> anyhow::Result<Site> {
         let server = match kind {
             Kind::Memory | Kind::File => Running::None,
             Kind::Postgres => Running::Postgres(Box::new(Server::at_or_new(postgres).await?)),
@@ -174,10 +172,29 @@ impl Site {
 
     /// A server that was there before must be left as it was.
     pub(crate) async fn leave(self) -> anyhow::Result<()> {
-        match self.server {
-            Running::Postgres(server) => server.drop_database(DATABASE).await,
+        self.remove(DATABASE).await
+    }
+
+    /// The same with a place that had a name.
+    pub(crate) async fn remove(&self, name: &str) -> anyhow::Result<()> {
+        match &self.server {
+            Running::Postgres(server) => server.drop_database(name).await,
             _ => Ok(()),
         }
+    }
+
+    /// What is there before a store of ours has its first record: its schema is none, and would count for
+    /// much where few are made.
+    pub(crate) async fn bytes_prepared(&self, place: &Place) -> anyhow::Result<Option<u64>> {
+        match &place.directory {
+            // Whoever is still closing it would keep the log from going into the file.
+            Some(folder) => {
+                let file = SqliteOptions::new(folder.path().join(FILE));
+                SqliteStore::open(file).await?.close().await;
+            }
+            None => drop(open(&place.url).await?),
+        }
+        self.bytes(place).await
     }
 
     /// What it takes on the disk, or of Redis in memory. What is in this process's own memory is not
@@ -191,13 +208,7 @@ impl Site {
                 }
                 None => return Ok(None),
             },
-            Running::Postgres(_) => {
-                let size = "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint \
-                    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-                    WHERE n.nspname IN ('onceward', 'public') AND c.relkind = 'r'";
-                let row = connect(&place.url).await?.query_one(size, &[]).await?;
-                u64::try_from(row.try_get::<_, i64>(0)?)?
-            }
+            Running::Postgres(server) => server.bytes(&place.url).await?,
             Running::MariaDb(server) => {
                 let size = format!(
                     "SELECT COALESCE(SUM(FILE_SIZE), 0) FROM \
@@ -238,7 +249,61 @@ fn used_memory(server: &Redis) -> anyhow::Result<u64> {
     Ok(line.context("INFO memory")?.trim().parse()?)
 }
 
-fn bytes_in(folder: &Path) -> anyhow::Result<u64> {
-    let sizes = std::fs::read_dir(folder)?.map(|file| Ok(file?.metadata()?.len()));
-    sizes.sum::<std::io::Result<u64>>().context("the sizes of its files")
+/// Of all files in a folder and below it. One that goes while we look counts for nothing.
+pub(crate) fn bytes_in(folder: &Path) -> anyhow::Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder).context("a folder of a store")? {
+        let entry = entry?;
+        bytes += match entry.metadata() {
+            Ok(of) if of.is_dir() => bytes_in(&entry.path())?,
+            Ok(of) => of.len(),
+            Err(error) if error.kind() == ErrorKind::NotFound => 0,
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn bytes_in_a_folder_are_those_of_all_files_below_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(bytes_in(folder.path()).expect("counted"), 0);
+        fs::create_dir_all(folder.path().join("a/b")).expect("made");
+        fs::write(folder.path().join("one"), "12345").expect("written");
+        fs::write(folder.path().join("a/b/two"), "123").expect("written");
+        assert_eq!(bytes_in(folder.path()).expect("counted"), 8);
+        assert!(bytes_in(&folder.path().join("nowhere")).is_err());
+    }
+
+    #[tokio::test]
+    async fn records_on_a_file_take_bytes_beside_those_of_its_schema() {
+        let site = Site::start(Kind::File, &Wanted::default()).await.expect("no server");
+        let place = site.new_place().await.expect("a place");
+        assert_eq!(site.bytes(&place).await.expect("counted"), Some(0));
+        let empty = site.bytes_prepared(&place).await.expect("counted");
+        assert!(empty > Some(0), "its schema");
+        let file = place.url.strip_prefix("file:").expect("a file");
+        let store = SqliteStore::open(SqliteOptions::new(file)).await.expect("opened");
+        // More than there is room for in the pages of an empty file.
+        for number in 0..100 {
+            let key = format!("key-{number:032}");
+            crate::file::complete(&store, &key).await.expect("completed");
+        }
+        store.close().await;
+        assert!(site.bytes(&place).await.expect("counted") > empty);
+    }
+
+    #[tokio::test]
+    async fn what_is_in_memory_is_not_counted() {
+        let site = Site::start(Kind::Memory, &Wanted::default()).await.expect("no server");
+        let place = site.new_place().await.expect("a place");
+        assert_eq!(site.bytes_prepared(&place).await.expect("nothing"), None);
+        assert_eq!(site.bytes(&place).await.expect("nothing"), None);
+    }
 }
