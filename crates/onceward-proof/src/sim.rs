@@ -193,12 +193,12 @@ fn wishes(world: &World) -> BTreeSet<Wish> {
 /// Asks until the answer is final. Nothing is broken any more, so that there must be one.
 async fn come_to_an_end(world: &Arc<World>, wish: &Wish, node: u32) {
     // Each node has to see for itself that a probe finds nothing, and they take turns.
-    for _ in 0..120 {
+    for _ in 0..60 {
         let answer = client::ask(world, wish, node).await;
         if answer.as_ref().is_some_and(client::is_final) {
             return;
         }
-        sleep(SECOND * 10).await;
+        sleep(SECOND * 20).await;
     }
     world.violate(Violation {
         invariant: "I8",

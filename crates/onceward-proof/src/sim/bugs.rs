@@ -135,12 +135,6 @@ bugs! {
     OneProbeBelieved => "one-probe-believed",
     /// Whoever asks what became of an unknown outcome may, also while somebody else asks.
     AskedWithoutCondition => "asked-without-condition",
-    /// What one probe that found nothing says is counted again when the next one says it at once.
-    AbsenceCountsTwice => "absence-counts-twice",
-    /// Two probes are apart if the store's clock says so, which may have leapt.
-    LeapBelieved => "leap-believed",
-    /// "It did execute" is taken for a word about whatever attempt has the record by now.
-    ExecutedByKeyOnly => "executed-by-key-only",
     /// A dead letter that is redriven stays one.
     RedriveNotWritten => "redrive-not-written",
     /// A release is never delivered: what is known not to have acted stays in progress for ever.

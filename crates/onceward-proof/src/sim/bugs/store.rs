@@ -9,8 +9,8 @@ use onceward::{
     record::{AttemptId, Effects, Fence, Lease, Record, State},
     reply::{Reply, ReplyBody},
     store::{
-        Ask, Found, Mode, Proof, Reservation, Resolution, Resolve, Resolved, StoreError,
-        StoreErrorKind, Write, Written,
+        Ask, Found, Mode, Reservation, Resolution, Resolve, Resolved, StoreError, StoreErrorKind,
+        Write, Written,
     },
 };
 use tokio::time::{Instant, sleep};
@@ -348,16 +348,6 @@ pub(in super::super) fn resolve(world: &World, mut resolve: Resolve, looked_at: 
             let cause = world.cause_of_resolve("ask", None, looked_at);
             let id = resolve.id.clone();
             return world.step(&id, cause, |_, now| machine::resolve(Some(&due), resolve, now));
-        }
-        (Some(Bug::AbsenceCountsTwice), Resolution::Absent { .. })
-            if record.inquiry.absent_at.is_some() && record.state == State::Unknown =>
-        {
-            resolve.resolution = Resolution::Release(Proof::Authoritative);
-        }
-        (Some(Bug::LeapBelieved), Resolution::Absent { apart, .. }) => *apart = Duration::MAX,
-        (Some(Bug::ExecutedByKeyOnly), Resolution::Executed { attempt, .. }) => {
-            *attempt = record.attempt;
-            (resolve.generation, resolve.fence) = (record.generation, record.fence);
         }
         (Some(Bug::RedriveNotWritten), Resolution::Redrive) => {
             return Resolved::Applied(Box::new(record));
