@@ -384,7 +384,7 @@ pub enum Cause {
     },
     /// A reconciler or an operator.
     Resolve {
-        /// `complete`, `release`, `void` or `give_up`.
+        /// `complete`, `executed`, `release`, `void`, `give_up`; `ask`, `absent`, `dead_letter`, `redrive`.
         resolution: String,
         /// What a release rests on: `authoritative`, or `two_probes`.
         proof: Option<String>,

@@ -235,14 +235,19 @@ impl Running {
             admin_listening,
             ..
         } = self;
-        drop((dispatcher, reconciling));
+        drop(dispatcher);
+        let stop_asking = async {
+            if let Some(reconciling) = reconciling {
+                reconciling.stop(DRAIN_TIME_MAX).await;
+            }
+        };
         let stop_serving = async {
             if let Some(listening) = gateway_listening {
                 listening.stop(DRAIN_TIME_MAX).await;
             }
         };
         let stop_working = workers.stop(DRAIN_TIME_MAX);
-        tokio::join!(stop_serving, stop_working, engine.drain(DRAIN_TIME_MAX));
+        tokio::join!(stop_serving, stop_working, stop_asking, engine.drain(DRAIN_TIME_MAX));
         // What was written last is remembered too, if the store answers.
         let _ = timeout(Duration::from_secs(1), canary.beat()).await;
         if let Err(error) = canary.save().await {

@@ -625,6 +625,10 @@ pub enum Resolution {
         /// Which probe: [`Inquiry::asked_at`](crate::record::Inquiry::asked_at) of when it was begun.
         /// One from before a redrive is not taken for one after it.
         asked_at: Timestamp,
+        /// How much earlier whoever asks began the first probe of its own about this attempt that found
+        /// nothing executed: by its monotonic clock, and nothing if this is the first. The store's clock
+        /// may leap, so that what it says counts only if it is as long by that one.
+        apart: Duration,
     },
     /// `unknown` becomes a dead letter: nobody asks any more, and a person must see it. Refused if
     /// another probe was begun since.

@@ -32,6 +32,10 @@ enum When {
     RetentionOver,
     /// The time of the tombstone is over too.
     TombstoneOver,
+    /// Somebody should ask what became of it, by the clock of the store.
+    Due,
+    /// It stays with the attempt that has it.
+    SameAttempt,
     /// Somebody has proof.
     Proof,
     /// Somebody said that it did not act, and nobody has taken it since.
@@ -39,12 +43,12 @@ enum When {
 }
 
 use When::{
-    Denied, GoesOn, InVain, LeaseOver, Mine, NoSteps, NotQueued, Proof, QueueOver, Queued,
-    RetentionOver, Stuck, TombstoneOver,
+    Denied, Due, GoesOn, InVain, LeaseOver, Mine, NoSteps, NotQueued, Proof, QueueOver, Queued,
+    RetentionOver, SameAttempt, Stuck, TombstoneOver,
 };
 
 /// Every way in which a record may change: from, to, by what, when.
-const ARROWS: [(&str, &str, &str, &[When]); 51] = [
+const ARROWS: [(&str, &str, &str, &[When]); 59] = [
     ("absent", "in_progress", "reserve", &[]),
     ("absent", "pending", "reserve", &[]),
     ("failed_retryable", "in_progress", "reserve", &[]),
@@ -85,6 +89,16 @@ const ARROWS: [(&str, &str, &str, &[When]); 51] = [
     ("completed", "absent", "reap", &[TombstoneOver]),
     ("failed_retryable", "absent", "reap", &[TombstoneOver]),
     ("expired", "absent", "reap", &[TombstoneOver]),
+    // Somebody asks what became of it, learns something or nothing, gives up, and is sent again.
+    ("unknown", "unknown", "ask", &[Due]),
+    ("unknown", "unknown", "absent", &[]),
+    ("unknown", "unknown", "dead_letter", &[]),
+    ("unknown", "unknown", "redrive", &[]),
+    ("unknown", "completed", "executed", &[SameAttempt]),
+    ("in_progress", "completed", "executed", &[SameAttempt, LeaseOver]),
+    // It was said not to have acted, and did. Whoever came after it is at rest.
+    ("failed_retryable", "completed", "executed", &[]),
+    ("pending", "completed", "executed", &[]),
     ("unknown", "completed", "resolve complete", &[]),
     // It was said not to have acted, and did.
     ("failed_retryable", "completed", "resolve complete", &[]),
@@ -207,6 +221,12 @@ impl Moved<'_> {
                 }
             }
             (Cause::Write { .. }, None) => self.wrong("I3", "was made by a write"),
+            // What is said of an attempt stays true after others have come and gone.
+            (Cause::Resolve { resolution, .. }, Some(from))
+                if resolution == "executed" && from.state != "unknown" =>
+            {
+                Ok(())
+            }
             (Cause::Resolve { fence, .. }, Some(from)) if from.fence != *fence => {
                 self.wrong("I3", "was resolved by somebody who had looked at another attempt")
             }
@@ -322,6 +342,8 @@ impl Moved<'_> {
             QueueOver => open.queued_until.is_some_and(|until| until <= now),
             RetentionOver => from.expires_at <= now,
             TombstoneOver => from.purge_at <= now,
+            Due => open.reconcile_after.is_some_and(|due| due <= now),
+            SameAttempt => self.to.is_some_and(|to| to.attempt == from.attempt),
             Proof => matches!(self.cause, Cause::Resolve { proof: Some(_), .. }),
             Denied => self.denied,
         }

@@ -133,6 +133,10 @@ bugs! {
     ReplayNotMarked => "replay-not-marked",
     /// One early probe that finds nothing is believed.
     OneProbeBelieved => "one-probe-believed",
+    /// Whoever asks what became of an unknown outcome may, also while somebody else asks.
+    AskedWithoutCondition => "asked-without-condition",
+    /// A dead letter that is redriven stays one.
+    RedriveNotWritten => "redrive-not-written",
     /// A release is never delivered: what is known not to have acted stays in progress for ever.
     LeaseNeverEnds => "lease-never-ends",
     // The sweeper and the reaper.

@@ -65,7 +65,7 @@ pub(super) fn check(run: &Run) -> Option<Violation> {
     let asked = |event: &Event| match &event.what {
         What::Moved { subject, cause: Cause::Resolve { resolution, proof, .. }, .. } => {
             let probed = proof.as_deref() == Some("two_probes");
-            let found = *kind == "upstream_very_slow" && resolution == "complete";
+            let found = *kind == "upstream_very_slow" && resolution == "executed";
             (probed || found).then(|| subject.clone())
         }
         _ => None,

@@ -199,6 +199,33 @@ impl SinkFault {
     ];
 }
 
+/// What upstream's ledger and the way to it can do when it is asked. The first is: it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProbeFault {
+    None,
+    /// Nobody can be asked.
+    Lost,
+    /// Never answered.
+    Silent,
+    /// It is asked late, and answers in time.
+    Slow,
+    /// Who asks panics.
+    Panics,
+    /// The process dies while it asks.
+    Crash,
+}
+
+impl ProbeFault {
+    pub(super) const ALL: [(ProbeFault, &'static str); 6] = [
+        (ProbeFault::None, "none"),
+        (ProbeFault::Lost, "probe_lost"),
+        (ProbeFault::Silent, "probe_silent"),
+        (ProbeFault::Slow, "probe_slow"),
+        (ProbeFault::Panics, "probe_panics"),
+        (ProbeFault::Crash, "crash_at_probe"),
+    ];
+}
+
 /// What happens to a world by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Disturbance {
@@ -253,11 +280,13 @@ pub fn kinds() -> Vec<&'static str> {
     let upstream = UpstreamFault::ALL.iter().map(|(_, name)| *name);
     let client = ClientFault::ALL.iter().map(|(_, name)| *name);
     let others = Disturbance::ALL.iter().map(|(_, name)| *name).chain([STORE_LOSES]);
+    let probe = ProbeFault::ALL.iter().map(|(_, name)| *name);
     let sink = SinkFault::ALL.iter().map(|(_, name)| *name);
     store
         .chain(upstream)
         .chain(client)
         .chain(sink)
+        .chain(probe)
         .chain(others)
         .filter(|name| *name != "none")
         .collect()

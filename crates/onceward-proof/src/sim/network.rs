@@ -232,8 +232,16 @@ impl Store for NodeStore {
         Box::pin(self.look("resumable", move |world| world.resumable(which, limit)))
     }
 
-    fn due_unknown(&self, _: u32, _: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
-        Box::pin(async { Ok(Vec::new()) })
+    // Everybody looks all the time. What breaks is worth a choice only where there is something to see.
+    fn due_unknown(&self, limit: u32, except: Vec<Arc<str>>) -> StoreFuture<'_, Vec<Record>> {
+        Box::pin(async move {
+            self.gate.alive().await;
+            if self.world.due_unknown(limit, &except).is_empty() {
+                sleep(ON_ITS_WAY * 2).await;
+                return Ok(Vec::new());
+            }
+            self.look("due_unknown", move |world| world.due_unknown(limit, &except)).await
+        })
     }
 
     // No handler of a world knows a provider id.
@@ -250,7 +258,10 @@ impl Store for NodeStore {
     }
 
     fn resolve(&self, resolve: Resolve) -> StoreFuture<'_, Resolved> {
-        Box::pin(self.call("resolve", move |world| bugs::resolve(world, resolve.clone())))
+        Box::pin(self.call("resolve", move |world| {
+            let looked_at = resolve.fence;
+            bugs::resolve(world, resolve.clone(), looked_at)
+        }))
     }
 
     fn load<'a>(&'a self, id: &'a RecordId) -> StoreFuture<'a, Option<Record>> {

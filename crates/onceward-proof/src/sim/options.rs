@@ -79,9 +79,9 @@ pub struct RouteOptions {
 }
 
 /// How long after a call upstream may act at the latest, where the store's clock may jump. Together
-/// with the longest lease it stays under the time that must pass between two probes: what a request
-/// needs longer on its way than that, no probe can see.
-const LATEST_ACT: Duration = Duration::from_secs(20);
+/// with the longest lease it stays under the time that must pass between two probes by the clock of who
+/// asks: what a request needs longer on its way than that, no probe can see.
+const LATEST_ACT: Duration = Duration::from_secs(85);
 
 /// The same where no clock jumps: a second probe comes two minutes after everything that an attempt
 /// may do, less a moment. Not reckoned from what the machine says that it waits for.

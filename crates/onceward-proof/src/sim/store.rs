@@ -39,6 +39,8 @@ pub(super) struct Records {
     swept: BTreeMap<RecordId, Fence>,
     /// When a sweep last moved something, and whose it was.
     last_sweep: Option<(Instant, u32)>,
+    /// The attempt of each record about which a reconciler last decided.
+    reconciled: BTreeMap<RecordId, Fence>,
     /// When each record was last reaped.
     reaped: BTreeMap<RecordId, Instant>,
 }
@@ -228,6 +230,7 @@ impl World {
     pub(super) fn write(&self, lease: &Lease, write: Write) -> Written {
         let cause = self.cause_of_write(lease, &write);
         self.look_for_sweeper(lease, &write);
+        self.look_for_reconciler(lease, &write);
         let completes = matches!(write, Write::Complete(_));
         let answer =
             self.step(&lease.id, cause, |found, now| machine::write(found, lease, write, now));
@@ -256,6 +259,26 @@ impl World {
             Write::Complete(_) if swept => self.met("sweeper_then_completion"),
             Write::Complete(_) if first => self.met("completion_then_sweeper"),
             _ => {}
+        }
+    }
+
+    /// Whether an owner comes late, while it is asked about or after that was decided.
+    fn look_for_reconciler(&self, lease: &Lease, write: &Write) {
+        if !matches!(write, Write::Complete(_)) {
+            return;
+        }
+        let records = lock(&self.records);
+        let found = records.records.get(&lease.id);
+        let asked = found.is_some_and(|it| {
+            it.state == State::Unknown && it.fence == lease.fence && it.inquiry.asked_at.is_some()
+        });
+        let decided = records.reconciled.get(&lease.id) == Some(&lease.fence);
+        drop(records);
+        if asked {
+            self.met("late_owner_is_asked_about");
+        }
+        if decided {
+            self.met("reconciler_then_late_owner");
         }
     }
 
@@ -394,17 +417,61 @@ impl World {
     /// `looked_at` is the fence of the record that whoever resolves it has seen.
     pub(super) fn resolve(&self, resolve: Resolve, looked_at: Fence) -> Resolved {
         let (resolution, proof) = match &resolve.resolution {
-            Resolution::Complete(_) | Resolution::Executed { .. } => ("complete", None),
+            Resolution::Complete(_) => ("complete", None),
+            Resolution::Executed { .. } => ("executed", None),
             Resolution::GiveUp(_) => ("give_up", None),
             Resolution::Release(Proof::Authoritative) => ("release", Some("authoritative")),
             Resolution::Release(Proof::TwoProbes { .. }) => ("release", Some("two_probes")),
             Resolution::Void => ("void", None),
             Resolution::Ask { .. } => ("ask", None),
-            Resolution::Absent { .. } => ("release", Some("two_probes")),
+            Resolution::Absent { .. } if self.is_believed(&resolve) => {
+                ("release", Some("two_probes"))
+            }
+            Resolution::Absent { .. } => ("absent", None),
             Resolution::DeadLetter { .. } => ("dead_letter", None),
             Resolution::Redrive => ("redrive", None),
         };
-        self.resolve_by(resolution, proof, resolve, looked_at)
+        self.look_for_owner(&resolve);
+        let (id, fence) = (resolve.id.clone(), resolve.fence);
+        let asks = matches!(resolve.resolution, Resolution::Ask { .. });
+        let decides = matches!(
+            resolve.resolution,
+            Resolution::Executed { .. } | Resolution::Absent { .. } | Resolution::Release(_)
+        );
+        let gives_up = matches!(resolve.resolution, Resolution::DeadLetter { .. });
+        let resolved = self.resolve_by(resolution, proof, resolve, looked_at);
+        match &resolved {
+            Resolved::Applied(_) if decides => {
+                lock(&self.records).reconciled.insert(id, fence);
+            }
+            Resolved::Applied(_) if gives_up => self.met("unknown_becomes_dead_letter"),
+            Resolved::Refused(_) if asks => self.met("two_reconcilers"),
+            _ => {}
+        }
+        resolved
+    }
+
+    /// Whether this probe that found nothing is the one that decides.
+    fn is_believed(&self, resolve: &Resolve) -> bool {
+        let found = lock(&self.records).records.get(&resolve.id).cloned();
+        let step = machine::resolve(found.as_ref(), resolve.clone(), self.store_now());
+        matches!(step.answer, Resolved::Applied(_))
+    }
+
+    /// Whether an owner came while a reconciler asked what had become of it.
+    fn look_for_owner(&self, resolve: &Resolve) {
+        let decides = matches!(
+            resolve.resolution,
+            Resolution::Executed { .. } | Resolution::Absent { .. } | Resolution::Release(_)
+        );
+        let completed = {
+            let records = lock(&self.records);
+            let found = records.records.get(&resolve.id);
+            found.is_some_and(|it| it.state == State::Completed && it.fence == resolve.fence)
+        };
+        if decides && completed {
+            self.met("late_owner_then_reconciler");
+        }
     }
 
     /// The same, told in these words.
@@ -415,14 +482,34 @@ impl World {
         resolve: Resolve,
         looked_at: Fence,
     ) -> Resolved {
-        let cause = Cause::Resolve {
+        let cause = self.cause_of_resolve(resolution, proof, looked_at);
+        let id = resolve.id.clone();
+        self.step(&id, cause, |found, now| machine::resolve(found, resolve, now))
+    }
+
+    pub(super) fn cause_of_resolve(
+        &self,
+        resolution: &str,
+        proof: Option<&str>,
+        looked_at: Fence,
+    ) -> Cause {
+        Cause::Resolve {
             resolution: resolution.into(),
             proof: proof.map(Into::into),
             fence: looked_at.number(),
             now: self.store_now().as_micros(),
-        };
-        let id = resolve.id.clone();
-        self.step(&id, cause, |found, now| machine::resolve(found, resolve, now))
+        }
+    }
+
+    /// What should be asked about, the longest waiting first.
+    pub(super) fn due_unknown(&self, limit: u32, except: &[Arc<str>]) -> Vec<Record> {
+        let now = self.store_now();
+        let records = lock(&self.records);
+        let due = records.records.values().filter(|it| machine::is_due_for_probe(it, now));
+        let mut due: Vec<_> = due.filter(|it| !except.contains(&it.route)).cloned().collect();
+        due.sort_by_key(|record| record.reconcile_after);
+        due.truncate(limit as usize);
+        due
     }
 
     /// A sweep of this node, sent at this time.

@@ -74,7 +74,7 @@ pub const ARROWS: [&str; 34] = [
 
 /// Every meeting that a full set of runs must have seen: two who come to a record at the same time, in
 /// both orders where there are two, and what comes of it.
-pub const MEETINGS: [&str; 14] = [
+pub const MEETINGS: [&str; 19] = [
     "sweeper_then_renewal",
     "renewal_then_sweeper",
     "sweeper_then_completion",
@@ -89,6 +89,11 @@ pub const MEETINGS: [&str; 14] = [
     "ambiguous_delivery_repeated",
     "dead_letter_discarded",
     "dead_letter_redriven",
+    "two_reconcilers",
+    "late_owner_is_asked_about",
+    "reconciler_then_late_owner",
+    "unknown_becomes_dead_letter",
+    "unknown_dead_letter_redriven",
 ];
 
 impl Totals {

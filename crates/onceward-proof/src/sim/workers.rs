@@ -1,25 +1,24 @@
-//! The workers of a world: sweeper, reaper, relay, and whoever goes on with operations, on every node;
-//! and one reconciler that asks upstream's ledger.
+//! The workers of a world, on every node: sweeper, reaper, relay, whoever goes on with operations, and a
+//! reconciler that asks upstream's ledger. All of them are the library's own.
 
-use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
 use onceward::{
     OutboxStore, Policy, Relay,
-    clock::Timestamp,
-    machine::SETTLE,
     outbox::Backoff,
-    record::{Fence, Record, RecordId, State},
-    store::{Proof, Resolution, Resolve, Resolved, Store, Which},
+    record::{AttemptId, Record, State},
+    store::{Resolution, Resolve, Which},
     tower::{Task, work_in},
-    worker::{Reaper, Sweeper},
+    worker::{Finding, Probe, ProbeFuture, Reaper, Reconciler, Sweeper, Unknown},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
     bugs,
     bugs::Bug,
+    faults::{ON_ITS_WAY, ProbeFault},
     network::NodeStore,
     node::Gate,
     options::SECOND,
@@ -39,15 +38,17 @@ const AT_ONCE: u32 = 4;
 /// How long delivered messages are kept.
 const MESSAGES_KEPT: Duration = Duration::from_secs(1800);
 
-/// The workers of a node, which live and die with it. All of them are the library's own.
-pub(super) fn start_on(world: &Arc<World>, number: u32, node: &Arc<Node>, outbox: NodeOutbox) {
+/// The workers of a node, which live and die with it.
+pub(super) fn start_on(world: &Arc<World>, number: u32, node: &Arc<Node>, store: &Arc<NodeStore>) {
     let options = &world.options;
     let (sweep_every, reap_every) = (options.sweep_every, options.reap_every);
     let seed = u64::from(number) * 4 + u64::from(world.number(4));
     let sweeper = Sweeper::new(Arc::clone(&node.engine)).seed(seed);
     tokio::spawn(node.gate.guard(async move { sweeper.run(sweep_every, pending()).await }));
     let mut reaper = Reaper::new(Arc::clone(&node.engine)).seed(seed);
-    let outbox: Arc<dyn OutboxStore> = Arc::new(outbox);
+    let reconciler = reconciler(world, number, node, Arc::clone(store));
+    tokio::spawn(node.gate.guard(async move { reconciler.run(pending()).await }));
+    let outbox: Arc<dyn OutboxStore> = Arc::new(NodeOutbox(Arc::clone(store)));
     if world.outbox.is_some() {
         reaper = reaper.outbox(Arc::clone(&outbox), MESSAGES_KEPT);
         let relay = relay(world, number, node, outbox).seed(seed);
@@ -105,78 +106,116 @@ fn handler_of(world: &Arc<World>, node: u32, gate: &Arc<Gate>, request: &Request
     }
 }
 
-/// When a record was first probed: by the store's clock, and by our own, which does not jump.
-type Probes = BTreeMap<(RecordId, u32, Fence), (Timestamp, Instant)>;
+/// So many probes, and then a person must look: few, so that it happens.
+const PROBES_MAX: u32 = 4;
 
-/// Asks upstream about records of which nobody knows what became, for as long as the world lasts.
-pub(super) async fn reconcile(world: Arc<World>) {
-    let mut probes = Probes::new();
-    loop {
-        sleep(SECOND * 10).await;
-        let unknown: Vec<Record> = {
-            let records = lock(&world.records);
-            let all = records.records.values();
-            all.filter(|record| record.state == State::Unknown).cloned().collect()
-        };
-        for record in unknown {
-            let Some(resolution) = probe(&world, &record, &mut probes) else { continue };
-            let resolve = Resolve {
-                id: record.id.clone(),
-                generation: record.generation,
-                fence: record.fence,
-                resolution,
-                reason: "the ledger of upstream".into(),
-            };
-            // A process of its own, which is started again at once.
-            let store = NodeStore::new(Arc::clone(&world), world.options.nodes, Gate::new(), 0);
-            let resolved = timeout(world.options.store_deadline, store.resolve(resolve)).await;
-            if let Ok(Ok(Resolved::TooEarly { not_before })) = resolved {
-                // What was seen so far does not count. Not before then, a probe does.
-                let first = Timestamp::from_micros(not_before.as_micros() - settle());
-                let seen = (record.id, record.generation, record.fence);
-                probes.insert(seen, (first, Instant::now()));
+/// How long a probe may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The reconciler of a node: what it has seen for itself is gone with its process.
+fn reconciler(world: &Arc<World>, number: u32, node: &Node, store: Arc<NodeStore>) -> Reconciler {
+    let (world, gate) = (Arc::clone(world), Arc::clone(&node.gate));
+    Reconciler::new(store, Auditor { world, node: number, gate })
+        .probes_max(PROBES_MAX)
+        .patience(PATIENCE)
+}
+
+/// Asks upstream's ledger what became of an operation.
+#[derive(Debug)]
+struct Auditor {
+    world: Arc<World>,
+    node: u32,
+    gate: Arc<Gate>,
+}
+
+impl Probe for Auditor {
+    fn ask<'a>(&'a self, unknown: &'a Unknown) -> ProbeFuture<'a> {
+        Box::pin(async move {
+            self.gate.alive().await;
+            let (world, on_its_way) = (&self.world, ON_ITS_WAY * 2);
+            let (fault, kind) = world.pick(&ProbeFault::ALL, 4);
+            if fault != ProbeFault::None {
+                world.fault(kind, format!("node {}", self.node));
             }
+            match fault {
+                ProbeFault::None => sleep(on_its_way).await,
+                ProbeFault::Lost => {
+                    sleep(on_its_way).await;
+                    return Finding::StillUnknown;
+                }
+                ProbeFault::Silent => return pending().await,
+                ProbeFault::Slow => sleep(PATIENCE - SECOND / 2).await,
+                ProbeFault::Panics => {
+                    std::panic::resume_unwind(Box::new("a panic of the simulation"))
+                }
+                ProbeFault::Crash => {
+                    world.crash(self.node, &self.gate);
+                    return pending().await;
+                }
+            }
+            let found = world.look_up(unknown);
+            sleep(on_its_way).await;
+            found
+        })
+    }
+}
+
+impl World {
+    /// What upstream's ledger knows of an operation now.
+    fn look_up(&self, unknown: &Unknown) -> Finding {
+        let (acted, in_flight) = {
+            let ledger = lock(&self.ledger);
+            let calls = ledger.calls.iter();
+            let began = Some(unknown.created_at);
+            let calls = calls.filter(|call| call.id == unknown.id && call.use_began == began);
+            // Of an operation in steps, the last one makes the reply.
+            let last = |call: &&Entry| call.step.is_none_or(|step| step == steps::LAST);
+            let acted = calls.clone().filter(last).find(|call| call.acted && !call.disowned);
+            (acted.map(|call| call.answer.clone()), calls.clone().any(|call| !call.is_over))
+        };
+        if let Some(answer) = acted {
+            return Finding::Completed(reply(&answer));
+        }
+        // Somebody who can look into every wire would know at once. Sometimes there is such a one.
+        let is_over = !in_flight && !self.may_still_call(unknown.attempt);
+        let sees_all = is_over && self.number(4) == 3;
+        Finding::NotExecuted { authoritative: sees_all || bugs::believes_one_probe(self) }
+    }
+
+    /// Whether this attempt could still make a call, for all that it was told.
+    fn may_still_call(&self, attempt: AttemptId) -> bool {
+        self.lease_left(attempt).is_none_or(|left| left > 0)
+    }
+}
+
+/// A person who has dead letters asked about again; and, once all is well, whatever is not known.
+pub(super) async fn redrive(world: Arc<World>) {
+    let mut was_calm = false;
+    loop {
+        sleep(SECOND * 30).await;
+        let anew = world.is_calm() && !was_calm;
+        was_calm |= anew;
+        let stuck: Vec<Record> = {
+            let records = lock(&world.records);
+            let unknown = records.records.values().filter(|it| it.state == State::Unknown);
+            unknown.filter(|it| anew || it.is_dead_letter()).cloned().collect()
+        };
+        for record in stuck {
+            if record.is_dead_letter() {
+                world.met("unknown_dead_letter_redriven");
+            }
+            let fence = record.fence;
+            let _ = bugs::resolve(&world, operator_redrives(record), fence);
         }
     }
 }
 
-fn settle() -> i64 {
-    i64::try_from(SETTLE.as_micros()).unwrap_or(i64::MAX)
-}
-
-/// What is known about a record, if that is enough to decide.
-fn probe(world: &World, record: &Record, probes: &mut Probes) -> Option<Resolution> {
-    let now = world.store_now();
-    let (acted, in_flight) = {
-        let ledger = lock(&world.ledger);
-        let calls = ledger.calls.iter();
-        let began = Some(record.created_at);
-        let calls = calls.filter(|call| call.id == record.id && call.use_began == began);
-        // Of an operation in steps, the last one makes the reply.
-        let last = |call: &&Entry| call.step.is_none_or(|step| step == steps::LAST);
-        let acted = calls.clone().filter(last).find(|call| call.acted && !call.disowned);
-        (acted.map(|call| call.answer.clone()), calls.clone().any(|call| !call.is_over))
-    };
-    if let Some(answer) = acted {
-        return Some(Resolution::Complete(reply(&answer)));
-    }
-    if bugs::believes_one_probe(world) {
-        return Some(Resolution::Release(Proof::Authoritative));
-    }
-    // Somebody who can look into every wire would know at once. Sometimes there is such a one.
-    if !in_flight && !world.may_still_call(record) && world.number(4) == 3 {
-        return Some(Resolution::Release(Proof::Authoritative));
-    }
-    let seen = (record.id.clone(), record.generation, record.fence);
-    let (first, begun) = *probes.entry(seen).or_insert((now, Instant::now()));
-    // A first probe that was moved into the future counts from when it is due.
-    let waited = now.as_micros() - first.as_micros() >= settle() && begun.elapsed() >= SETTLE;
-    waited.then_some(Resolution::Release(Proof::TwoProbes { first, second: now }))
-}
-
-impl World {
-    /// Whether the attempt of this record could still make a call, for all that it was told.
-    fn may_still_call(&self, record: &Record) -> bool {
-        self.lease_left(record.attempt).is_none_or(|left| left > 0)
+fn operator_redrives(record: Record) -> Resolve {
+    Resolve {
+        id: record.id,
+        generation: record.generation,
+        fence: record.fence,
+        resolution: Resolution::Redrive,
+        reason: "an operator".into(),
     }
 }

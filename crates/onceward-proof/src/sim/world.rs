@@ -23,7 +23,7 @@ use super::{
     network::NodeStore,
     node::{Gate, Life},
     options::{Options, SECOND},
-    outbox::{NodeOutbox, Outbox},
+    outbox::Outbox,
     store::Records,
     upstream::Ledger,
 };
@@ -296,13 +296,12 @@ impl World {
         };
         let store = NodeStore::new(Arc::clone(self), number, Arc::clone(&gate), skew);
         let store = Arc::new(store);
-        let outbox = NodeOutbox(Arc::clone(&store));
         let store_deadline = self.options.store_deadline;
         let settings = Settings { scope, clock, store_deadline, ..Settings::default() };
         let policies = self.options.policies(self.bug);
-        let engine = Arc::new(Engine::new(store, policies, settings));
+        let engine = Arc::new(Engine::new(Arc::clone(&store) as _, policies, settings));
         let node = Arc::new(Node { gate, is_closed: AtomicBool::new(false), engine });
-        super::workers::start_on(self, number, &node, outbox);
+        super::workers::start_on(self, number, &node, &store);
         node
     }
 

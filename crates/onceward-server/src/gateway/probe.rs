@@ -13,7 +13,7 @@ use reqwest::{
     dns::{Addrs, Name, Resolve, Resolving},
     redirect,
 };
-use tokio::task::JoinHandle;
+use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 use tracing::debug;
 
 use super::part;
@@ -28,9 +28,13 @@ const EVERY: Duration = Duration::from_secs(1);
 /// No answer is read further than this.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// Asks about unknown outcomes under one configuration, until it is dropped. What is being asked about
-/// then is asked about again later.
-pub(crate) struct Reconciling(JoinHandle<()>);
+/// Asks about unknown outcomes under one configuration, until it is stopped or replaced. If this is only
+/// dropped, nothing is begun any more, and what is being asked about comes to its end by itself.
+pub(crate) struct Reconciling {
+    task: JoinHandle<()>,
+    /// Tells it to stop by going away.
+    going: oneshot::Sender<()>,
+}
 
 impl Reconciling {
     pub(crate) fn start(store: &Arc<dyn Store>, probes: Probes) -> Self {
@@ -38,13 +42,20 @@ impl Reconciling {
         let reconciler = Reconciler::new(Arc::clone(store), probes)
             .patience(Duration::from_secs(90))
             .every(EVERY);
-        Reconciling(tokio::spawn(reconciler.run()))
+        let (going, gone) = oneshot::channel();
+        // Nothing is ever sent.
+        let stop = async { drop(gone.await) };
+        let task = tokio::spawn(async move { reconciler.run(stop).await });
+        Reconciling { task, going }
     }
-}
 
-impl Drop for Reconciling {
-    fn drop(&mut self) {
-        self.0.abort();
+    /// Waits until what is being asked about has an answer. What has none by then is asked about again
+    /// after its pause.
+    pub(crate) async fn stop(mut self, at_most: Duration) {
+        drop(self.going);
+        if timeout(at_most, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
     }
 }
 

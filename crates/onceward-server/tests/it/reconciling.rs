@@ -40,6 +40,8 @@ struct Bank {
     upstream: Upstream,
     ledger: Arc<Mutex<Vec<String>>>,
     gate: Gate,
+    /// Where those wait who ask what it has charged.
+    desk: Gate,
     next: Arc<Mutex<Option<Held>>>,
 }
 
@@ -51,8 +53,16 @@ enum Held {
 
 impl Bank {
     fn that_holds(held: Held) -> Bank {
+        let bank = Bank::whose_desk_is_closed(held);
+        bank.desk.open();
+        bank
+    }
+
+    fn whose_desk_is_closed(held: Held) -> Bank {
         let (ledger, gate) = (Arc::new(Mutex::new(Vec::new())), Gate::default());
         let (book, at_gate) = (Arc::clone(&ledger), gate.clone());
+        let desk = Gate::default();
+        let at_desk = desk.clone();
         let next = Arc::new(Mutex::new(Some(held)));
         let to_hold = Arc::clone(&next);
         let upstream = Upstream::start(move |_, seen| {
@@ -65,10 +75,11 @@ impl Bank {
                 let found =
                     r#"{"status": "succeeded", "reply": {"status": 201, "body": {"id": "ch_1"}}}"#;
                 let json = "Content-Type: application/json\r\n";
-                return Act::Send(match there {
+                let told = match there {
                     true => response(200, json, found),
                     false => response(404, json, "{}"),
-                });
+                };
+                return Act::SendLater(Vec::new(), at_desk.clone(), told);
             }
             let charged = response(201, "Content-Type: application/json\r\n", r#"{"id":"ch_1"}"#);
             let held = to_hold.lock().expect("not poisoned").take();
@@ -81,7 +92,7 @@ impl Bank {
                 None => Act::Send(charged),
             }
         });
-        Bank { upstream, ledger, gate, next }
+        Bank { upstream, ledger, gate, desk, next }
     }
 
     fn hold_the_next_answer(&self) {
@@ -183,6 +194,29 @@ fn one_probe_that_may_be_wrong_never_releases() {
     let answer = post(next.address, KEY, "{}", &[]);
     assert_eq!(answer.summary(), "409 idempotency_outcome_unknown");
     assert_eq!(bank.charges(), [""; 0]);
+    bank.gate.open();
+}
+
+#[test]
+fn a_question_that_is_open_when_the_gateway_stops_is_waited_for_and_what_comes_of_it_is_kept() {
+    let home = Home::file();
+    let bank = Bank::whose_desk_is_closed(Held::AfterTheCharge);
+    killed_while_the_bank_is_at_it(start(&home, &bank, PROBE), &bank);
+    let mut stopped = start(&home, &bank, PROBE);
+    eventually("an unknown outcome", || {
+        let answer = post(stopped.address, KEY, "{}", &[]);
+        (answer.summary() == "409 idempotency_outcome_unknown").then_some(())
+    });
+    bank.desk.reached_by(1);
+    stopped.signal("TERM");
+    stopped.log_with("stopping: finishing what runs");
+    bank.desk.open();
+    assert!(stopped.exit_status().success());
+    // Nobody asks any more, and nobody has to.
+    let next = start(&home, &bank, "");
+    let reply = post(next.address, KEY, "{}", &[]);
+    assert_eq!((reply.status, reply.text(), reply.is_replay()), (201, r#"{"id": "ch_1"}"#, true));
+    assert_eq!(bank.charges(), [KEY]);
     bank.gate.open();
 }
 

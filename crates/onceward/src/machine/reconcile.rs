@@ -50,20 +50,27 @@ pub(super) enum Heard {
 }
 
 /// Proof that a thing did not happen counts only once it cannot happen any more, and needs two probes
-/// that came late enough and apart enough.
-pub(super) fn absent(record: &Record, asked_at: Timestamp) -> Heard {
+/// that came late enough and apart enough: by the store's clock, which may leap, and by that of whoever
+/// asks. That one was not there from the beginning; from its own first probe on it has to see as much
+/// time pass as an attempt takes that was at work then.
+pub(super) fn absent(record: &Record, asked_at: Timestamp, apart: Duration) -> Heard {
     if record.inquiry.asked_at != Some(asked_at) {
         return Heard::NotThis;
     }
     let quiet_since = record.lease_until.plus(record.max_execution).plus(SETTLE);
+    let missing = record.max_execution.saturating_add(SETTLE * 2).saturating_sub(apart);
     let mut noted = record.clone();
     let not_before = match record.inquiry.absent_at {
-        _ if asked_at < quiet_since => quiet_since,
-        Some(first) if asked_at >= first.plus(SETTLE) => return Heard::Believed,
-        Some(first) => first.plus(SETTLE),
+        // So that the one after the next decides.
+        _ if asked_at < quiet_since => {
+            quiet_since.max(asked_at.plus(missing.saturating_sub(SETTLE)))
+        }
+        Some(first) if asked_at < first.plus(SETTLE) => first.plus(SETTLE),
+        Some(_) if missing.is_zero() => return Heard::Believed,
+        Some(_) => asked_at.plus(missing),
         None => {
             noted.inquiry.absent_at = Some(asked_at);
-            asked_at.plus(SETTLE)
+            asked_at.plus(missing.max(SETTLE))
         }
     };
     noted.reconcile_after = Some(not_before);

@@ -81,16 +81,18 @@ pub fn resolve(found: Option<&Record>, resolve: Resolve, now: Timestamp) -> Step
             let answer = Resolved::Applied(Box::new(asked.clone()));
             return Step::put(asked, None, answer);
         }
-        (State::Unknown, Resolution::Absent { asked_at }) => match absent(&record, asked_at) {
-            Heard::NotThis => return Step::keep(Resolved::Refused(Box::new(stored))),
-            Heard::TooEarly(noted, not_before) => {
-                return Step::put(*noted, None, Resolved::TooEarly { not_before });
+        (State::Unknown, Resolution::Absent { asked_at, apart }) => {
+            match absent(&record, asked_at, apart) {
+                Heard::NotThis => return Step::keep(Resolved::Refused(Box::new(stored))),
+                Heard::TooEarly(noted, not_before) => {
+                    return Step::put(*noted, None, Resolved::TooEarly { not_before });
+                }
+                Heard::Believed => {
+                    not_executed(&mut resolved, now);
+                    AuditEvent::Released
+                }
             }
-            Heard::Believed => {
-                not_executed(&mut resolved, now);
-                AuditEvent::Released
-            }
-        },
+        }
         (State::Unknown, Resolution::DeadLetter { asked_at })
             if !record.is_dead_letter() && record.inquiry.asked_at == asked_at =>
         {

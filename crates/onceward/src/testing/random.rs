@@ -73,7 +73,7 @@ enum Decided {
     Void,
     Ask,
     AskStale,
-    Absent,
+    Absent { apart: Duration },
     AbsentStale,
     DeadLetter,
     Redrive,
@@ -365,9 +365,10 @@ fn decided(on: &Harness, place: usize, stale: bool, resolution: &Decided) -> Res
         Decided::Void => Resolution::Void,
         Decided::Ask => Resolution::Ask { probes },
         Decided::AskStale => Resolution::Ask { probes: probes + 1 },
-        Decided::Absent => Resolution::Absent { asked_at: asked },
+        Decided::Absent { apart } => Resolution::Absent { asked_at: asked, apart: *apart },
         Decided::AbsentStale => {
-            Resolution::Absent { asked_at: Timestamp::from_micros(asked.as_micros() - 1) }
+            let asked_at = Timestamp::from_micros(asked.as_micros() - 1);
+            Resolution::Absent { asked_at, apart: Duration::MAX }
         }
         Decided::DeadLetter => Resolution::DeadLetter { asked_at },
         Decided::Redrive => Resolution::Redrive,

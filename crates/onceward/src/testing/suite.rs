@@ -151,6 +151,7 @@ macro_rules! __store_suite_cases {
                 who_asks_and_dies_is_followed_by_another_after_the_pause
                 the_pause_doubles_up_to_an_hour
                 one_probe_that_finds_nothing_never_releases
+                two_probes_that_are_apart_by_the_stores_clock_alone_release_nothing
                 two_probes_that_find_nothing_release_when_late_and_apart_enough
                 a_probe_that_was_overtaken_decides_nothing
                 what_was_given_up_is_a_dead_letter_and_not_due

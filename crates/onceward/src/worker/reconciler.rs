@@ -14,17 +14,19 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, error, info, warn};
 
 use crate::{
-    clock::{Clock as _, SystemClock, Timestamp},
+    clock::{Clock, SystemClock, Timestamp},
     observe,
     record::{AttemptId, Fence, Record, RecordId},
     reply::Reply,
-    store::{Proof, Resolution, Resolve, Resolved, Store, StoreError},
+    store::{Proof, Resolution, Resolve, Resolved, Store, StoreError, StoreErrorKind, StoreFuture},
 };
 
+mod absences;
 mod places;
 #[cfg(test)]
 mod tests;
 
+use absences::Absences;
 use places::Places;
 
 /// What [`Probe::ask`] returns.
@@ -122,6 +124,11 @@ pub enum Finding {
 /// Each question has its own place, so that one that hangs does not keep the others waiting. No route
 /// has more than a quarter of the places, so that a source that is down does not delay the others.
 ///
+/// "Not executed" that is not authoritative is believed of two probes that this process made itself, far
+/// enough apart by its own monotonic clock as well: that of the store may leap. A process that has just
+/// begun has to wait for it, and so has each of several that take turns, once. A clone and the one that
+/// it was made of know the same.
+///
 /// ```no_run
 /// # use std::sync::Arc;
 /// # use onceward::{Probe, Reconciler, Store};
@@ -139,6 +146,8 @@ pub struct Reconciler {
     at_once: u32,
     patience: Duration,
     every: Duration,
+    clock: Arc<dyn Clock>,
+    absences: Arc<Absences>,
 }
 
 /// What a reconciler did.
@@ -164,6 +173,9 @@ const NAME: &str = "reconciler";
 /// Between two looks, should every question end at once without having been asked.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
 
+/// How long the store may take to answer. It may be silent for ever.
+const STORE_MAX: Duration = Duration::from_secs(10);
+
 /// How one question ended.
 enum End {
     Completed,
@@ -183,6 +195,8 @@ impl Reconciler {
             at_once: 16,
             patience: Duration::from_secs(15),
             every: Duration::from_secs(5),
+            clock: Arc::new(SystemClock),
+            absences: Arc::default(),
         }
     }
 
@@ -214,11 +228,19 @@ impl Reconciler {
         self
     }
 
+    /// The same whose own time is that of another clock: for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
     fn at_once_per_route(&self) -> usize {
         (self.at_once / 4).max(2) as usize
     }
 
-    /// Asks about at most `limit` outcomes that are due, and waits for the answers.
+    /// Asks about at most `limit` outcomes that are due, and waits for the answers. To be called on one
+    /// reconciler again and again: another one does not know what this one has heard.
     ///
     /// # Cancel safety
     /// May be dropped: what was being asked about is due again after its pause.
@@ -241,19 +263,34 @@ impl Reconciler {
         done
     }
 
-    /// Asks about what is due, until it is dropped.
+    /// Asks about what is due, until `stop`. What is being asked about then comes to its end: that takes
+    /// as long as a probe may take, and two calls of the store.
     ///
     /// # Cancel safety
     /// May be dropped: what was being asked about is due again after its pause.
-    pub async fn run(self) {
-        let mut places = Places::default();
-        let mut failures = 0_u32;
+    pub async fn run(&self, stop: impl Future<Output = ()> + Send) {
+        let (mut places, mut done) = (Places::default(), Reconciled::default());
         observe::worker_begins(NAME, self.every);
+        tokio::select! {
+            biased;
+            () = stop => {}
+            () = self.ask_for_ever(&mut places, &mut done) => {}
+        }
+        while let Some(ended) = places.next().await {
+            done.add(ended);
+        }
+        done.tell();
+    }
+
+    /// # Cancel safety
+    /// May be dropped: what was begun is in its place, and what has ended is counted.
+    async fn ask_for_ever(&self, places: &mut Places, done: &mut Reconciled) {
+        let mut failures = 0_u32;
         loop {
             let next_look = Instant::now() + self.every;
             let not_before = Instant::now() + PAUSE_LEAST;
             // A panic must not be the end of all looks: nobody would start it again, or notice.
-            let look = AssertUnwindSafe(places.fill(&self)).catch_unwind();
+            let look = AssertUnwindSafe(places.fill(self)).catch_unwind();
             match look.await.unwrap_or_else(|_| Err(StoreError::panicked())) {
                 Ok(()) => {
                     failures = 0;
@@ -265,21 +302,21 @@ impl Reconciler {
                     warn!(%error, "unknown outcomes could not be looked for");
                 }
             }
-            let mut done = Reconciled::default();
             loop {
                 // There may be more than there were places.
-                let look_again = places.may_leave_some(&self);
+                let look_again = places.may_leave_some(self);
                 tokio::select! {
+                    biased;
                     Some(ended) = places.next() => {
                         done.add(ended);
                         if look_again {
                             break;
                         }
                     }
-                    () = sleep_until(next_look), if !places.is_full(&self) => break,
+                    () = sleep_until(next_look), if !places.is_full(self) => break,
                 }
             }
-            done.tell();
+            std::mem::take(done).tell();
             sleep_until(not_before).await;
         }
     }
@@ -295,6 +332,7 @@ impl Reconciler {
             return Ok(End::Left);
         };
         let Some(asked_at) = asked.inquiry.asked_at else { return Ok(End::Left) };
+        let begun = self.clock.monotonic();
         let (resolution, reason) = match self.ask(&asked).await {
             Finding::Completed(reply) => (
                 Resolution::Executed { attempt: asked.attempt, reply },
@@ -305,7 +343,9 @@ impl Reconciler {
                 "reconciler: an authoritative probe found nothing executed",
             ),
             Finding::NotExecuted { authoritative: false } => {
-                (Resolution::Absent { asked_at }, "reconciler: two probes found nothing executed")
+                let apart = self.absences.note(&asked, begun);
+                let reason = "reconciler: two probes found nothing executed";
+                (Resolution::Absent { asked_at, apart }, reason)
             }
             Finding::StillUnknown if asked.inquiry.probes >= self.probes_max => {
                 return self.give_up(&asked).await;
@@ -315,6 +355,7 @@ impl Reconciler {
         let completes = matches!(resolution, Resolution::Executed { .. });
         match self.resolve(&asked, resolution, reason).await? {
             Resolved::Applied(_) => {
+                self.absences.forget(&asked);
                 info!(route = &*asked.route, reason, "an unknown outcome was resolved");
                 Ok(if completes { End::Completed } else { End::Released })
             }
@@ -322,7 +363,10 @@ impl Reconciler {
                 self.give_up(&asked).await
             }
             Resolved::TooEarly { .. } => Ok(End::StillUnknown),
-            Resolved::Absent | Resolved::Refused(_) => Ok(End::Left),
+            Resolved::Absent | Resolved::Refused(_) => {
+                self.absences.forget(&asked);
+                Ok(End::Left)
+            }
         }
     }
 
@@ -369,12 +413,18 @@ impl Reconciler {
             resolution,
             reason: reason.into(),
         };
-        let resolved = self.store.resolve(resolve.clone()).await?;
+        let resolved = in_time(self.store.resolve(resolve.clone())).await?;
         if observe::resolved(&resolve, &resolved) {
             error!(route = &*record.route, "two words about one operation; both are kept");
         }
         Ok(resolved)
     }
+}
+
+/// What the store answers, if it does so in time. What was asked may still be done.
+async fn in_time<T>(call: StoreFuture<'_, T>) -> Result<T, StoreError> {
+    let late = || StoreError::new(StoreErrorKind::Ambiguous, "any", "no answer in time");
+    timeout(STORE_MAX, call).await.unwrap_or_else(|_| Err(late()))
 }
 
 impl Reconciled {

@@ -45,6 +45,7 @@ mod mysql_transactions;
 mod observed;
 mod outbox;
 mod outbox_postgres;
+mod outbox_postgres_bugs;
 mod outbox_processes;
 mod outcomes;
 mod phases;

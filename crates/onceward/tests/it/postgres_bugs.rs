@@ -17,7 +17,7 @@ use crate::{
 
 /// A change to the text of one function, or a statement.
 #[derive(Clone, Copy)]
-enum Bug {
+pub(crate) enum Bug {
     /// In this function, these texts by those.
     In(&'static str, &'static [(&'static str, &'static str)]),
     /// There may be two rows for one key, and whoever saw none inserts one.
@@ -78,7 +78,7 @@ const TELLS: [Bug; 3] = [
 ];
 
 /// A store with a bug.
-async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
+pub(crate) async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
     let (url, schema) = (Postgres::shared().url("postgres"), new_schema());
     let options = PgOptions::new(&*url).schema(&*schema).clock(Arc::new(clock));
     let store = PgStore::connect(options).await.expect("a store");

@@ -4,14 +4,14 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use onceward::{
     Finding, PgOptions, Probe, Reconciler, SqliteOptions, SqliteStore, Store, Unknown,
-    clock::{Clock as _, ManualClock, Timestamp},
+    clock::{Clock, ManualClock, SystemClock, Timestamp},
     machine::SETTLE,
     record::{AuditEvent, Lease, Record, State},
     store::{Proof, Reservation, Resolution, Resolve, Resolved, Write, Written},
@@ -19,7 +19,7 @@ use onceward::{
     worker::{ProbeFuture, Reconciled},
 };
 use onceward_testbed::Postgres;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{file_store::directory, postgres_home::Home};
 
@@ -29,7 +29,32 @@ const KEY: &str = "key";
 struct World {
     store: Arc<dyn Store>,
     clock: ManualClock,
+    own: OwnClock,
     _file: Option<tempfile::TempDir>,
+}
+
+/// The time of a process, which passes when it is told to: microseconds since it began.
+#[derive(Clone, Debug)]
+struct OwnClock(Instant, Arc<AtomicU64>);
+
+impl OwnClock {
+    fn new() -> Self {
+        OwnClock(Instant::now(), Arc::default())
+    }
+
+    fn advance(&self, by: Duration) {
+        self.1.fetch_add(u64::try_from(by.as_micros()).expect("not so long"), Ordering::SeqCst);
+    }
+}
+
+impl Clock for OwnClock {
+    fn now(&self) -> Timestamp {
+        SystemClock.now()
+    }
+
+    fn monotonic(&self) -> Instant {
+        self.0 + Duration::from_micros(self.1.load(Ordering::SeqCst))
+    }
 }
 
 fn clock() -> ManualClock {
@@ -40,7 +65,7 @@ async fn file() -> World {
     let (directory, clock) = (directory(), clock());
     let options = SqliteOptions::new(directory.path().join("store.db"));
     let store = SqliteStore::open(options.clock(Arc::new(clock.clone()))).await.expect("a store");
-    World { store: Arc::new(store), clock, _file: Some(directory) }
+    World { store: Arc::new(store), clock, own: OwnClock::new(), _file: Some(directory) }
 }
 
 async fn postgres() -> World {
@@ -48,7 +73,7 @@ async fn postgres() -> World {
     let injected = Arc::new(clock.clone());
     let options = move |options: PgOptions| options.clock(injected);
     let home = Home::at(Postgres::shared().url("postgres"), options).await;
-    World { store: home.store, clock, _file: None }
+    World { store: home.store, clock, own: OwnClock::new(), _file: None }
 }
 
 impl World {
@@ -73,11 +98,12 @@ impl World {
     }
 
     fn reconciler(&self, probe: impl Probe) -> Reconciler {
-        Reconciler::new(Arc::clone(&self.store), probe)
+        Reconciler::new(Arc::clone(&self.store), probe).clock(Arc::new(self.own.clone()))
     }
 
     async fn wait_until_due(&self) {
         let due = self.record(KEY).await.reconcile_after.expect("it is unknown");
+        self.own.advance(due.since(self.clock.now()));
         self.clock.set(due.max(self.clock.now()));
     }
 
@@ -161,6 +187,20 @@ async fn one_look_that_finds_nothing_releases_nothing_and_two_that_count_do(worl
     let done = reconciler.run_once(10).await;
     assert_eq!(done, Reconciled { released: 1, ..Reconciled::default() });
     assert_eq!(bank.asked(), 3);
+    assert!(world.retry_runs().await);
+}
+
+/// The clock of the server is set forward by a day, again and again.
+async fn looks_that_only_the_stores_clock_sets_apart_release_nothing(world: World) {
+    let _lease = world.unknown(KEY).await;
+    let reconciler = world.reconciler(Bank::says(ABSENT));
+    for _ in 0..5 {
+        assert_eq!(reconciler.run_once(10).await.still_unknown, 1);
+        world.clock.advance(Duration::from_secs(86_400));
+        assert!(!world.retry_runs().await);
+    }
+    world.own.advance(MAX_EXECUTION + SETTLE * 2);
+    assert_eq!(reconciler.run_once(10).await.released, 1);
     assert!(world.retry_runs().await);
 }
 
@@ -293,6 +333,7 @@ macro_rules! on_each_store {
 on_each_store! {
     what_was_found_is_the_reply_of_the_next_retry,
     one_look_that_finds_nothing_releases_nothing_and_two_that_count_do,
+    looks_that_only_the_stores_clock_sets_apart_release_nothing,
     after_the_limit_it_is_a_dead_letter_and_nobody_is_asked_any_more,
     an_owner_that_comes_while_the_probe_is_asked_wins,
     an_owner_that_comes_after_the_probe_has_spoken_changes_no_reply,

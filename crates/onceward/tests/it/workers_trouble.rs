@@ -176,7 +176,8 @@ fn a_dispatcher_or_reconciler_that_cannot_look_for_work_is_seen_to_stand_still()
             let dispatcher = Resumer::new(Arc::clone(&service.engine), service.inner.clone());
             let reconciler = Reconciler::new(faults.on(service.memory.clone()), NoBank);
             tokio::spawn(async move { dispatcher.run(SECOND * 5, 2).await });
-            tokio::spawn(reconciler.every(SECOND * 7).run());
+            let reconciler = reconciler.every(SECOND * 7);
+            tokio::spawn(async move { reconciler.run(pending()).await });
             for (worker, period) in [("dispatcher", 5.0), ("reconciler", 7.0)] {
                 pass(SECOND * 20).await;
                 assert_eq!(told(&handle, "onceward_worker_period_seconds", worker), period);
@@ -239,7 +240,8 @@ async fn a_look_that_panics_is_not_the_end_of_a_reconciler() {
         Fault::None
     });
     let reconciler = Reconciler::new(Arc::new(store), NoBank);
-    let running = tokio::spawn(reconciler.every(SECOND).run());
+    let reconciler = reconciler.every(SECOND);
+    let running = tokio::spawn(async move { reconciler.run(pending()).await });
     pass(SECOND * 5).await;
     assert!(!running.is_finished());
     assert!(looks.load(Ordering::SeqCst) > 1, "it looks again");

@@ -289,7 +289,7 @@ impl<'a> View<'a> {
         self.was_given_back |= matches!(cause, Cause::Write { write, .. } if write == "release");
         if let Cause::Resolve { resolution, .. } = cause {
             match &**resolution {
-                "complete" | "give_up" => self.mark_once(Mark::ResolvedCompleted),
+                "complete" | "executed" | "give_up" => self.mark_once(Mark::ResolvedCompleted),
                 "release" => self.mark_once(Mark::ResolvedReleased),
                 _ => {}
             }

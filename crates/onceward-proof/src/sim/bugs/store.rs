@@ -1,6 +1,6 @@
 //! Bugs of stores, and of what an engine makes of their answers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use onceward::{
     clock::Timestamp,
@@ -150,7 +150,7 @@ impl World {
     }
 
     /// The record as it was some time ago.
-    fn as_of(&self, ask: &Ask, ago: std::time::Duration) -> Option<Record> {
+    fn as_of(&self, ask: &Ask, ago: Duration) -> Option<Record> {
         let records = lock(&self.records);
         let since = Instant::now().checked_sub(ago);
         let mut changes = records.before.iter().filter(|before| before.id == ask.id);
@@ -329,19 +329,28 @@ pub(in super::super) fn reap(
 }
 
 /// A resolution that arrived.
-pub(in super::super) fn resolve(world: &World, mut resolve: Resolve) -> Resolved {
-    let looked_at = resolve.fence;
+pub(in super::super) fn resolve(world: &World, mut resolve: Resolve, looked_at: Fence) -> Resolved {
     let found = lock(&world.records).records.get(&resolve.id).cloned();
-    match (world.bug, found) {
-        (Some(Bug::ResolvedByKeyOnly), Some(record)) => {
-            resolve.generation = record.generation;
-            resolve.fence = record.fence;
-        }
-        (Some(Bug::GivenUpTooEarly), Some(_)) => {
-            if let Resolution::GiveUp(reply) = resolve.resolution {
-                resolve.resolution = Resolution::Complete(reply);
-                return world.resolve_by("give_up", None, resolve, looked_at);
+    let Some(record) = found else { return world.resolve(resolve, looked_at) };
+    match (world.bug, &mut resolve.resolution) {
+        (Some(Bug::ResolvedByKeyOnly), resolution) => {
+            if !matches!(resolution, Resolution::Executed { .. }) {
+                (resolve.generation, resolve.fence) = (record.generation, record.fence);
             }
+        }
+        (Some(Bug::GivenUpTooEarly), Resolution::GiveUp(reply)) => {
+            resolve.resolution = Resolution::Complete(reply.clone());
+            return world.resolve_by("give_up", None, resolve, looked_at);
+        }
+        (Some(Bug::AskedWithoutCondition), Resolution::Ask { probes }) => {
+            *probes = record.inquiry.probes;
+            let due = Record { reconcile_after: Some(world.store_now()), ..record };
+            let cause = world.cause_of_resolve("ask", None, looked_at);
+            let id = resolve.id.clone();
+            return world.step(&id, cause, |_, now| machine::resolve(Some(&due), resolve, now));
+        }
+        (Some(Bug::RedriveNotWritten), Resolution::Redrive) => {
+            return Resolved::Applied(Box::new(record));
         }
         _ => {}
     }

@@ -30,8 +30,13 @@ fn asked(record: &Record, now: u64) -> Record {
 }
 
 fn absent(record: &Record, now: u64) -> Step<Resolved> {
+    absent_apart(record, Duration::MAX, now)
+}
+
+/// The same by somebody who began its first probe so long ago, by its own clock.
+fn absent_apart(record: &Record, apart: Duration, now: u64) -> Step<Resolved> {
     let asked_at = record.inquiry.asked_at.unwrap_or(at(now));
-    resolve(Some(record), about(record, Resolution::Absent { asked_at }), at(now))
+    resolve(Some(record), about(record, Resolution::Absent { asked_at, apart }), at(now))
 }
 
 #[test]
@@ -82,14 +87,44 @@ fn two_probes_count_only_when_late_and_apart_enough() {
 }
 
 #[test]
+fn two_probes_are_apart_by_the_clock_of_whoever_asks_too() {
+    let settle = SETTLE.as_secs();
+    let seconds = Duration::from_secs;
+    // An attempt that was at work at the first probe may take so long, and then it has to settle.
+    let needed = MAX_EXECUTION + 2 * settle;
+    // The store's clock has leapt: nobody but whoever asks knows how little has passed.
+    let early = asked(&unknown(), QUIET - 1);
+    let noted = put(absent_apart(&early, Duration::ZERO, QUIET));
+    assert_eq!(noted.reconcile_after, Some(at(QUIET - 1 + needed - settle)));
+    let due = Record { reconcile_after: Some(at(QUIET)), ..noted };
+    let first = put(absent_apart(&asked(&due, QUIET), seconds(1), QUIET));
+    assert_eq!(first.inquiry.absent_at, Some(at(QUIET)), "the store knows of it");
+    assert_eq!(first.reconcile_after, Some(at(QUIET + needed - 1)));
+    for apart in [0, 1, settle, needed - 1] {
+        let second = asked(&first, QUIET + needed);
+        let step = absent_apart(&second, seconds(apart), QUIET + needed);
+        let not_before = at(QUIET + needed + needed - apart);
+        assert_eq!(step.answer, Resolved::TooEarly { not_before }, "{apart}");
+        let again = put(step);
+        assert_eq!((again.state, again.reconcile_after), (State::Unknown, Some(not_before)));
+    }
+    let step = absent_apart(&asked(&first, QUIET + needed), seconds(needed), QUIET + needed);
+    assert_eq!(put(step).state, State::FailedRetryable);
+    // And by the store's clock, should that of whoever asks be the one that is wrong.
+    let soon = Record { reconcile_after: Some(at(QUIET)), ..first };
+    let step = absent_apart(&asked(&soon, QUIET + settle - 1), Duration::MAX, QUIET * 9);
+    assert_eq!(step.answer, Resolved::TooEarly { not_before: at(QUIET + settle) });
+}
+
+#[test]
 fn a_question_that_was_overtaken_or_never_asked_proves_nothing() {
     let never = unknown();
     assert!(matches!(absent(&never, QUIET * 9).answer, Resolved::Refused(_)));
     let twice = asked(&asked(&never, QUIET), QUIET + 100);
-    let late = about(&twice, Resolution::Absent { asked_at: at(QUIET) });
+    let told = |asked_at| Resolution::Absent { asked_at: at(asked_at), apart: Duration::MAX };
+    let late = about(&twice, told(QUIET));
     assert!(matches!(resolve(Some(&twice), late, at(QUIET * 9)).answer, Resolved::Refused(_)));
-    let absent = Resolution::Absent { asked_at: at(QUIET + 100) };
-    let fenced = Resolve { fence: Fence::from_stored(1), ..about(&twice, absent) };
+    let fenced = Resolve { fence: Fence::from_stored(1), ..about(&twice, told(QUIET + 100)) };
     assert!(matches!(resolve(Some(&twice), fenced, at(QUIET * 9)).answer, Resolved::Refused(_)));
 }
 

@@ -161,7 +161,7 @@ fn decision(numbers: &mut Numbers) -> Decided {
         4 => Decided::Void,
         5..8 => Decided::Ask,
         8 => Decided::AskStale,
-        9..11 => Decided::Absent,
+        9..11 => Decided::Absent { apart: numbers.one_of(&[Duration::MAX, minutes(2)]) },
         11 => Decided::AbsentStale,
         12 => Decided::DeadLetter,
         _ => Decided::Redrive,

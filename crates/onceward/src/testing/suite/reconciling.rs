@@ -30,8 +30,12 @@ async fn begin(on: &Harness, id: &RecordId) -> Inquiry {
 
 /// What the probe that was begun last says that found nothing.
 async fn absent(on: &Harness, id: &RecordId) -> Resolution {
-    let asked_at = on.record(id).await.inquiry.asked_at.expect("it was asked about");
-    Resolution::Absent { asked_at }
+    absent_at(on.record(id).await.inquiry.asked_at.expect("it was asked about"))
+}
+
+/// What a probe that was begun then says that found nothing, of somebody who has waited long enough.
+fn absent_at(asked_at: Timestamp) -> Resolution {
+    Resolution::Absent { asked_at, apart: Duration::MAX }
 }
 
 /// Nobody has asked since the probe that was begun last.
@@ -149,11 +153,35 @@ pub async fn two_probes_that_find_nothing_release_when_late_and_apart_enough(on:
     assert_eq!(on.grant(&retry(&ask)).await.attempt_number, 2);
 }
 
+/// Rule 6: the clock of a store may leap, so that two probes that are far apart by it were begun a moment
+/// apart. Whoever asks knows, and is not believed before as much time has passed by its own clock.
+pub async fn two_probes_that_are_apart_by_the_stores_clock_alone_release_nothing(on: Harness) {
+    let (ask, _) = unknown(&on, "key").await;
+    let needed = MAX_EXECUTION + SETTLE * 2;
+    on.clock.set(quiet_since(&on, &ask.id).await);
+    for (apart, missing) in [
+        (Duration::ZERO, needed),
+        (Duration::from_secs(1), needed - Duration::from_secs(1)),
+        (needed - Duration::from_micros(1), Duration::from_micros(1)),
+    ] {
+        let asked_at = begin(&on, &ask.id).await.asked_at.expect("it was asked about");
+        let told = on.resolve(&ask.id, Resolution::Absent { asked_at, apart }).await;
+        let not_before = on.now().plus(missing);
+        assert_eq!(told, Resolved::TooEarly { not_before });
+        assert_eq!(on.record(&ask.id).await.reconcile_after, Some(not_before));
+        assert_eq!(on.occupied(&retry(&ask)).await.state, State::Unknown);
+        on.clock.set(not_before.plus(SETTLE * 10));
+    }
+    let asked_at = begin(&on, &ask.id).await.asked_at.expect("it was asked about");
+    on.resolved(&ask.id, Resolution::Absent { asked_at, apart: needed }).await;
+    assert_eq!(on.record(&ask.id).await.state, State::FailedRetryable);
+}
+
 /// An answer that comes after the next question was begun may be about another time.
 pub async fn a_probe_that_was_overtaken_decides_nothing(on: Harness) {
     let (ask, _) = unknown(&on, "key").await;
     on.clock.set(quiet_since(&on, &ask.id).await);
-    let before = on.resolve(&ask.id, Resolution::Absent { asked_at: on.now() }).await;
+    let before = on.resolve(&ask.id, absent_at(on.now())).await;
     assert!(matches!(before, Resolved::Refused(_)), "nobody has asked: {before:?}");
     begin(&on, &ask.id).await;
     let (overtaken, given_up) = (absent(&on, &ask.id).await, dead_letter(&on, &ask.id).await);
@@ -230,7 +258,7 @@ pub async fn a_late_owner_completes_what_is_being_asked_about(on: Harness) {
     assert_eq!(on.write(&lease, Write::Complete(reply("late"))).await, Written::Applied);
     let asked_at = on.now();
     for resolution in [
-        Resolution::Absent { asked_at },
+        absent_at(asked_at),
         Resolution::DeadLetter { asked_at: Some(asked_at) },
         Resolution::Complete(reply("found")),
         Resolution::Executed { attempt: lease.attempt, reply: reply("found") },
@@ -418,7 +446,7 @@ pub async fn only_unknown_records_are_asked_about_given_up_or_redriven(on: Harne
         }
         for resolution in [
             Resolution::Ask { probes: 0 },
-            Resolution::Absent { asked_at: on.now() },
+            absent_at(on.now()),
             Resolution::DeadLetter { asked_at: None },
             Resolution::Redrive,
         ] {

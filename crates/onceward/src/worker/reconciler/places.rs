@@ -8,7 +8,7 @@ use std::{
 use tokio::task::{Id, JoinSet};
 use tracing::warn;
 
-use super::{End, Reconciler};
+use super::{End, Reconciler, in_time};
 use crate::{
     record::{Record, RecordId},
     store::StoreError,
@@ -31,7 +31,8 @@ impl Places {
         limit: u32,
     ) -> Result<Vec<Record>, StoreError> {
         loop {
-            let due = by.store.due_unknown(limit, self.foreign.iter().cloned().collect()).await?;
+            let due = in_time(by.store.due_unknown(limit, self.foreign.iter().cloned().collect()))
+                .await?;
             if !self.note_foreign(by, &due) {
                 return Ok(due);
             }
@@ -45,7 +46,8 @@ impl Places {
             let except = self.except(by);
             // What was begun just now may be listed as due once more.
             let limit = u32::try_from(self.taken.len()).unwrap_or(0).saturating_add(by.at_once);
-            let due = by.store.due_unknown(limit, except.iter().cloned().collect()).await?;
+            let due =
+                in_time(by.store.due_unknown(limit, except.iter().cloned().collect())).await?;
             self.note_foreign(by, &due);
             for record in due {
                 let is_asked = self.taken.values().any(|(id, _)| *id == record.id);

@@ -1,8 +1,11 @@
 //! The reconciler on a memory store, with a clock of its own and probes that say what they are told.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    future::pending,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use http::StatusCode;
@@ -15,19 +18,44 @@ use crate::{
     record::{AuditEvent, Lease, State},
     reply::ReplyBody,
     store::{Ask, MemoryStore, Reservation, Write, Written},
-    testing::samples::{MAX_EXECUTION, ask, retry},
+    testing::{
+        Fault, FaultyStore, StoreCall,
+        samples::{MAX_EXECUTION, ask, retry},
+    },
 };
 
 struct World {
     store: Arc<MemoryStore>,
     clock: ManualClock,
+    own: OwnClock,
+}
+
+/// The time of a process, which passes when it is told to.
+#[derive(Clone, Debug)]
+struct OwnClock(Arc<Mutex<Instant>>);
+
+impl OwnClock {
+    fn advance(&self, by: Duration) {
+        *self.0.lock().expect("not poisoned") += by;
+    }
+}
+
+impl Clock for OwnClock {
+    fn now(&self) -> Timestamp {
+        unreachable!("a reconciler has no wall clock");
+    }
+
+    fn monotonic(&self) -> Instant {
+        *self.0.lock().expect("not poisoned")
+    }
 }
 
 impl World {
     fn new() -> Self {
         let clock = ManualClock::default();
         clock.set(Timestamp::from_micros(1_000_000_000_000_000));
-        World { store: Arc::new(MemoryStore::with_clock(Arc::new(clock.clone()))), clock }
+        let store = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
+        World { store, clock, own: OwnClock(Arc::new(Mutex::new(Instant::now()))) }
     }
 
     async fn unknown(&self, key: &str) -> Lease {
@@ -47,11 +75,18 @@ impl World {
     }
 
     fn reconciler(&self, probe: impl Probe) -> Reconciler {
-        Reconciler::new(self.store.clone(), probe)
+        Reconciler::new(self.store.clone(), probe).clock(Arc::new(self.own.clone()))
     }
 
     /// Until the record is due again.
     async fn wait_until_due(&self, key: &str) {
+        let due = self.record(key).await.reconcile_after.expect("it is unknown");
+        self.own.advance(due.since(self.clock.now()));
+        self.leap_until_due(key).await;
+    }
+
+    /// The same by the store's clock alone.
+    async fn leap_until_due(&self, key: &str) {
         let due = self.record(key).await.reconcile_after.expect("it is unknown");
         self.clock.set(due.max(self.clock.now()));
     }
@@ -125,6 +160,81 @@ async fn one_probe_that_finds_nothing_releases_nothing_and_two_that_count_do() {
     assert_eq!(probe.asked(), 3);
 }
 
+const ABSENT: Finding = Finding::NotExecuted { authoritative: false };
+
+/// How far apart two probes of one process have to be by its own clock.
+const APART: Duration = MAX_EXECUTION.saturating_add(SETTLE.saturating_mul(2));
+
+#[tokio::test]
+async fn probes_that_only_a_leap_of_the_stores_clock_sets_apart_release_nothing() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let probe = Says::new(ABSENT);
+    let reconciler = world.reconciler(probe.clone());
+    for probes in 1..=9 {
+        let done = reconciler.run_once(10).await;
+        assert_eq!(done, Reconciled { still_unknown: 1, ..Reconciled::default() }, "{probes}");
+        world.leap_until_due("key").await;
+        world.own.advance(APART / 10);
+    }
+    assert_eq!((world.record("key").await.state, probe.asked()), (State::Unknown, 9));
+    world.own.advance(APART / 10);
+    let done = reconciler.run_once(10).await;
+    assert_eq!(done, Reconciled { released: 1, ..Reconciled::default() });
+    assert_eq!(world.record("key").await.state, State::FailedRetryable);
+}
+
+#[tokio::test]
+async fn a_process_that_has_just_begun_takes_nobodys_word_for_the_first_probe() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let first = world.reconciler(Says::new(ABSENT));
+    for _ in 0..2 {
+        assert_eq!(first.run_once(10).await.still_unknown, 1);
+        world.wait_until_due("key").await;
+    }
+    // It would be its third, and is the first of the next process.
+    let second = world.reconciler(Says::new(ABSENT));
+    assert_eq!(second.run_once(10).await.still_unknown, 1);
+    let due = world.record("key").await.reconcile_after;
+    assert_eq!(due, Some(world.clock.now().plus(APART)));
+    world.wait_until_due("key").await;
+    assert_eq!(second.run_once(10).await.released, 1);
+}
+
+#[tokio::test]
+async fn processes_that_take_turns_come_to_a_decision_and_the_first_may_make_it() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let processes: Vec<_> = (0..5).map(|_| world.reconciler(Says::new(ABSENT))).collect();
+    for process in &processes {
+        assert_eq!(process.run_once(10).await.still_unknown, 1);
+        world.wait_until_due("key").await;
+    }
+    // A clone is no other process.
+    assert_eq!(processes[0].clone().run_once(10).await.released, 1);
+}
+
+#[tokio::test]
+async fn two_attempts_under_one_key_are_not_taken_for_one() {
+    let world = World::new();
+    let _lease = world.unknown("key").await;
+    let absent = world.reconciler(Says::new(ABSENT));
+    assert_eq!(absent.run_once(10).await.still_unknown, 1);
+    world.own.advance(APART * 2);
+    world.clock.advance(APART * 2);
+    // The bank cancels it, a retry runs, and of that one nothing is known either.
+    let sure = Says::new(Finding::NotExecuted { authoritative: true });
+    assert_eq!(world.reconciler(sure).run_once(10).await.released, 1);
+    let _lease = world.unknown_of(retry(&ask("key"))).await;
+    for _ in 0..3 {
+        world.leap_until_due("key").await;
+        assert_eq!(absent.run_once(10).await.still_unknown, 1);
+    }
+    world.wait_until_due("key").await;
+    assert_eq!(absent.run_once(10).await.released, 1);
+}
+
 #[tokio::test]
 async fn an_authoritative_probe_releases_at_once_and_the_retry_runs() {
     let world = World::new();
@@ -180,7 +290,8 @@ async fn probes_that_hang_or_panic_keep_nobody_else_waiting() {
         world.clock.advance(Duration::from_secs(1));
     }
     let reconciler = world.reconciler(Unreliable).at_once(2).patience(Duration::from_secs(3_600));
-    let running = tokio::spawn(reconciler.clone().run());
+    let patient = reconciler.clone().patience(Duration::from_secs(1));
+    let running = tokio::spawn(async move { reconciler.run(pending()).await });
     // One place is taken by the one that hangs; the others go through the second one.
     while world.record("fine too").await.state != State::Completed {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -191,7 +302,6 @@ async fn probes_that_hang_or_panic_keep_nobody_else_waiting() {
     running.abort();
     // And one that takes too long is given up: it is asked about again later.
     world.wait_until_due("hangs").await;
-    let patient = reconciler.patience(Duration::from_secs(1));
     let done = patient.run_once(10).await;
     assert_eq!((done.still_unknown, world.record("hangs").await.inquiry.probes), (2, 2));
 }
@@ -376,7 +486,8 @@ async fn a_source_that_is_down_does_not_delay_the_others() {
     let asked = Arc::new(AtomicU32::new(0));
     let hour = Duration::from_secs(3_600);
     let reconciler = world.reconciler(HangsOn("POST /down", Arc::clone(&asked))).patience(hour);
-    let running = tokio::spawn(reconciler.every(Duration::from_secs(5)).run());
+    let reconciler = reconciler.every(Duration::from_secs(5));
+    let running = tokio::spawn(async move { reconciler.run(pending()).await });
     let begun = Instant::now();
     while world.record("up").await.state != State::Completed {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -384,4 +495,58 @@ async fn a_source_that_is_down_does_not_delay_the_others() {
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert_eq!(asked.load(Ordering::SeqCst), 4, "a quarter of the places");
     running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_being_asked_when_it_is_told_to_stop_comes_to_its_end_and_nothing_else_is_begun() {
+    let world = World::new();
+    let _lease = world.unknown("asked").await;
+    let (probe, asked, answer) = gated(Finding::Completed(reply(201, "charged")));
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let reconciler = world.reconciler(probe);
+    let running = tokio::spawn(async move { reconciler.run(async { drop(stopped.await) }).await });
+    asked.notified().await;
+    drop(stop);
+    let _lease = world.unknown("too late").await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!running.is_finished(), "it waits for the answer");
+    assert_eq!(world.record("asked").await.state, State::Unknown);
+    answer.notify_one();
+    running.await.expect("it ends");
+    assert_eq!(world.record("asked").await.reply, Some(reply(201, "charged")));
+    assert_eq!(world.record("too late").await.inquiry.probes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_has_nothing_to_ask_stops_at_once() {
+    let world = World::new();
+    let reconciler = world.reconciler(Says::new(ABSENT)).every(Duration::from_secs(3_600));
+    let begun = Instant::now();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(async move { reconciler.run(async { drop(stopped.await) }).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!running.is_finished());
+    drop(stop);
+    running.await.expect("it ends");
+    assert_eq!(begun.elapsed().as_secs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_is_not_waited_for_for_ever() {
+    for silent in [StoreCall::DueUnknown, StoreCall::Resolve] {
+        let world = World::new();
+        let _lease = world.unknown("key").await;
+        let calls = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&calls);
+        let store = FaultyStore::new(world.store.clone(), move |call, _| {
+            let is_first = call == silent && counted.fetch_add(1, Ordering::SeqCst) == 0;
+            if is_first { Fault::HangsBefore } else { Fault::None }
+        });
+        let found = Says::new(Finding::Completed(reply(201, "charged")));
+        let reconciler = Reconciler::new(Arc::new(store), found);
+        tokio::spawn(async move { reconciler.run(pending()).await });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(calls.load(Ordering::SeqCst) > 1, "{silent:?}");
+        assert_eq!(world.record("key").await.state, State::Completed, "{silent:?}");
+    }
 }
