@@ -90,7 +90,8 @@ fn a_body_of_http_2_that_comes_too_slowly_is_ended_and_not_executed() {
             let is_end = matches!(frame.kind, HEADERS | RST_STREAM) && frame.stream == 1;
             if is_end || frame.kind == GOAWAY {
                 // 0x88 is `:status: 200` of the static table.
-                assert!(frame.kind != HEADERS || !frame.payload.contains(&0x88), "{method}");
+                let status = frame.payload.iter().find(|byte| !(0x20..0x40).contains(*byte));
+                assert!(frame.kind != HEADERS || status != Some(&0x88), "{method}");
                 break;
             }
         }

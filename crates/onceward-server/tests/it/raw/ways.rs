@@ -168,7 +168,7 @@ pub(super) const WAYS: [Way; 31] = [
     way!(
         "a credential that will not last",
         Credentials,
-        401,
+        400,
         "POST /charges HTTP/1.1",
         "Idempotency-Key: fresh-0000000000001",
         "Authorization: Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"

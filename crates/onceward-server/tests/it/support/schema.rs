@@ -91,6 +91,11 @@ fn check(document: &Value, schema: &Value, value: &Value, at: &str) -> Result<()
 
 /// Those that our document has.
 fn matches(pattern: &str, text: &str) -> bool {
+    const REASON: &str =
+        "^[^\\u0000-\\u001f\\u007f-\\u009f]*[!-~][^\\u0000-\\u001f\\u007f-\\u009f]*$";
+    if pattern == REASON {
+        return !text.contains(char::is_control) && text.contains(|c: char| c.is_ascii_graphic());
+    }
     assert_eq!(pattern, "^([A-Za-z0-9_.-]{1,64} )?[!-~]{1,255}$", "the check does not know it");
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let (name, id) = text.split_once(' ').unwrap_or(("any", text));
