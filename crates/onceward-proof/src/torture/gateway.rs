@@ -30,14 +30,20 @@ pub(super) struct Starting {
 
 impl Starting {
     /// Of this binary on this store. Settings and logs go into the folder.
-    pub(super) fn new(binary: &Path, store: String, folder: &Path) -> Result<Starting> {
+    pub(super) fn new(
+        binary: &Path,
+        store: String,
+        cache: Option<&str>,
+        folder: &Path,
+    ) -> Result<Starting> {
         let config = folder.join("onceward.toml");
         // Must be said of a store that may lose what it has acknowledged.
         let durability = match store.starts_with("redis") {
-            true => "[store]\ndurability = \"best-effort\"\n",
+            true => "durability = \"best-effort\"\n",
             false => "",
         };
-        std::fs::write(&config, format!("{SETTINGS}{durability}"))
+        let cache = cache.map(|url| format!("cache = \"{url}\"\n")).unwrap_or_default();
+        std::fs::write(&config, format!("{SETTINGS}[store]\n{durability}{cache}"))
             .context("the config file cannot be written")?;
         let (binary, folder) = (binary.to_owned(), folder.to_owned());
         Ok(Starting { binary, store, config, folder, starts: AtomicU64::new(0) })

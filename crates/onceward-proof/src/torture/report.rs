@@ -21,6 +21,9 @@ use crate::{
     history::{self, Answer, Event, RequestNo, Subject, What},
 };
 
+/// Of the twelve calls between two kills of a server, at least so many act. Upstream declines a sixth.
+const EFFECTS_PER_CRASH: usize = 6;
+
 /// What came of a run.
 #[derive(Debug)]
 pub struct Report {
@@ -138,6 +141,23 @@ impl Counts {
             needs(&kind, self.faults.get(&kind).copied().unwrap_or(0), 1);
         }
         lacks
+    }
+
+    /// The same for a run in which a server was to be killed so often under load: what clients got done
+    /// between two kills.
+    pub fn lacks_crashes(&self, crashes: usize) -> Vec<String> {
+        let of_clients = [("replies", self.replies), ("replays", self.replays)];
+        let few = of_clients.into_iter().filter(|(_, count)| *count < crashes);
+        let few = few.map(|(what, count)| format!("{what}: {count} of at least {crashes}"));
+        self.lacks_effects(crashes).into_iter().chain(few).collect()
+    }
+
+    /// The same where clients may be told of a loss and stop.
+    pub fn lacks_effects(&self, crashes: usize) -> Vec<String> {
+        let least = EFFECTS_PER_CRASH * crashes;
+        let few = (self.effects < least)
+            .then(|| format!("effects: {} of at least {least}", self.effects));
+        few.into_iter().collect()
     }
 
     /// The same for a run in which processes were to be killed so often at each edge.

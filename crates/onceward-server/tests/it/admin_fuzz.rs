@@ -127,6 +127,7 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
     let openapi = document(&admin(&gateway, "GET", "/api/v1/openapi.json", None));
     let endpoints = endpoints(&openapi);
     let mut statuses = BTreeMap::<u16, u32>::new();
+    let mut refused = 0;
     for _ in 0..1500 {
         let endpoint = endpoints.choose(&mut random).expect("endpoints");
         let record = records.choose(&mut random).expect("records");
@@ -140,7 +141,8 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
         let mut path = endpoint.path.replace("{id}", &encoded(&id));
         let query = query(&mut random, endpoint);
         if !query.is_empty() {
-            path = format!("{path}?{query}");
+            let pairs = query.iter().map(|(name, value)| format!("{name}={}", encoded(value)));
+            path = format!("{path}?{}", pairs.collect::<Vec<_>>().join("&"));
         }
         let schema = &endpoint.operation["requestBody"]["content"]["application/json"]["schema"];
         let mut body = schema.is_object().then(|| made(&mut random, &openapi, schema));
@@ -155,8 +157,16 @@ fn whatever_is_sent_the_answer_is_one_that_the_document_tells_of() {
         let answer = admin(&gateway, &endpoint.method, &path, body.as_ref());
         let sent = format!("{} {path} {body:?}", endpoint.method);
         judge(&openapi, endpoint, &answer, &sent);
+        let wrong = body.as_ref().and_then(|body| violation(&openapi, schema, body));
+        let wrong = wrong.or_else(|| wrong_parameter(&openapi, endpoint, &id, &query));
+        if let Some(wrong) = wrong {
+            // It is there for nobody, or it is wrong.
+            assert!((400..500).contains(&answer.status), "{sent}: {} for {wrong}", answer.status);
+            refused += 1;
+        }
         *statuses.entry(answer.status).or_default() += 1;
     }
+    assert!(refused > 50, "enough of it was wrong: {refused}");
     // It reached what it is about: calls that were done, refused, and in conflict.
     for status in [200, 400, 404, 409] {
         assert!(statuses.get(&status).is_some_and(|count| *count > 5), "{statuses:?}");
@@ -308,7 +318,35 @@ fn encoded(text: &str) -> String {
         .collect()
 }
 
-fn query(random: &mut StdRng, endpoint: &Endpoint) -> String {
+/// What the document does not allow in an address.
+fn wrong_parameter(
+    openapi: &Value,
+    endpoint: &Endpoint,
+    id: &str,
+    query: &[(String, String)],
+) -> Option<String> {
+    let known = endpoint.operation["parameters"].as_array().into_iter().flatten();
+    let known: BTreeMap<&str, &Value> = known
+        .map(|parameter| (parameter["name"].as_str().expect("a name"), &parameter["schema"]))
+        .collect();
+    let in_path = known.get("id").filter(|_| endpoint.path.contains("{id}"));
+    let in_path = in_path.and_then(|schema| violation(openapi, schema, &json!(id)));
+    in_path.or_else(|| {
+        query.iter().find_map(|(name, value)| {
+            let Some(schema) = known.get(name.as_str()) else {
+                return Some(format!("{name} is unknown"));
+            };
+            let value = match schema["type"].as_str() {
+                Some("integer") => value.parse::<i64>().map_or(json!(value), Value::from),
+                Some("boolean") => value.parse::<bool>().map_or(json!(value), Value::from),
+                _ => json!(value),
+            };
+            violation(openapi, schema, &value)
+        })
+    })
+}
+
+fn query(random: &mut StdRng, endpoint: &Endpoint) -> Vec<(String, String)> {
     let mut pairs = Vec::new();
     for parameter in endpoint.parameters() {
         if random.random_range(0..6) > 0 {
@@ -321,12 +359,12 @@ fn query(random: &mut StdRng, endpoint: &Endpoint) -> String {
             }
             _ => word(random),
         };
-        pairs.push(format!("{name}={}", encoded(&value)));
+        pairs.push((name.to_owned(), value));
     }
     if random.random_range(0..30) == 0 {
-        pairs.push(format!("{}=1", encoded(&word(random))));
+        pairs.push((encoded(&word(random)), "1".to_owned()));
     }
-    pairs.join("&")
+    pairs
 }
 
 /// A value of a schema, more often than not.

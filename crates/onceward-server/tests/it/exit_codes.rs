@@ -10,7 +10,10 @@ use std::{
 
 use crate::{
     canary, demo, doctor, migrate, operate,
-    support::{Act, Gate, Gateway, LONGEST, Upstream, binary, ok, response, send, until_not_ready},
+    support::{
+        Act, Gate, Gateway, Home, LONGEST, Upstream, binary, ok, on_each_durable_store, response,
+        send, until_not_ready,
+    },
 };
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/running.md");
@@ -164,13 +167,10 @@ fn a_second_signal_ends_it_at_once_with_130() {
     gate.open();
 }
 
-#[test]
-fn what_is_still_at_work_after_the_drain_is_unknown_at_once_and_the_end_is_0() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let store = format!(
-        "[store]\nurl = \"file:{}\"\n[defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n",
-        folder.path().join("x.db").display()
-    );
+on_each_durable_store!(what_is_still_at_work_after_the_drain_is_unknown_at_once_and_the_end_is_0,);
+
+fn what_is_still_at_work_after_the_drain_is_unknown_at_once_and_the_end_is_0(home: &Home) {
+    let store = home.settings("[defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n");
     let (called, calls) = channel();
     let called = Mutex::new(called);
     let upstream = Upstream::of_connections(move |_, mut stream| {

@@ -11,10 +11,12 @@ mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
 mod cors; // pages in browsers
 mod demo; // the story
+mod deploy; // the image and the unit
 mod doctor; // whether a store can be relied on
 mod doctor_stores; // the same of the other stores
 mod dynamodb; // records in a table of DynamoDB
 mod exit_codes; // how it ends
+mod http2_clients; // clients that speak HTTP/2 and go away
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod in_flight; // duplicates of what is at work, at one gateway and at two
 mod ledger; // what the provider says

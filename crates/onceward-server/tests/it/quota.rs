@@ -3,7 +3,8 @@
 use std::thread;
 
 use crate::support::{
-    Act, Gate, Gateway, Home, Upstream, eventually, get, ok, on_each_store, post, response,
+    Act, Answer, Gate, Gateway, Home, Upstream, eventually, get, ok, on_each_store, post, response,
+    send,
 };
 
 const KEY: &str = "order-0000000000000001";
@@ -12,6 +13,7 @@ const OTHER: &str = "order-0000000000000002";
 on_each_store!(
     a_new_key_over_the_quota_is_429_and_replays_go_on,
     records_in_progress_are_limited_per_caller,
+    lookups_over_the_quota_are_429_replays_and_questions_too_and_others_go_on,
 );
 
 fn metrics(gateway: &Gateway) -> String {
@@ -61,6 +63,36 @@ fn records_in_progress_are_limited_per_caller(home: &Home) {
     eventually("a free place", || {
         (post(to, OTHER, "{}", &[]).text() == "done at once").then_some(())
     });
+}
+
+fn lookups_over_the_quota_are_429_replays_and_questions_too_and_others_go_on(home: &Home) {
+    let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
+    let settings = "[scope]\nfrom = \"header:X-Account\"\n[quota]\nlookups_per_second = 2\n";
+    let gateway = home.gateway(&upstream, settings);
+    let to = gateway.address;
+    let charge = |account: &str| post(to, KEY, "{}", &[&format!("X-Account: {account}")]);
+    let question =
+        format!("GET /.onceward/operations/{KEY} HTTP/1.1\r\nHost: x\r\nX-Account: acme\r\n\r\n");
+    let ask = || send(to, &question).expect("an answer");
+    assert_eq!(charge("acme").text(), "run 0");
+    // On a slow machine some of it comes back meanwhile.
+    let replay = || charge("acme");
+    for look in [&replay as &dyn Fn() -> Answer, &ask] {
+        let limited = eventually("the end of the quota", || {
+            let answer = look();
+            if answer.status == 429 {
+                return Some(answer);
+            }
+            assert_eq!(answer.status, 200);
+            None
+        });
+        assert_eq!(limited.summary(), "429 idempotency_rate_limited");
+        assert_eq!(limited.header("retry-after"), Some("1"));
+    }
+    assert_eq!(charge("evil").text(), "run 1", "it is the quota of one caller");
+    eventually("what comes back", || charge("acme").is_replay().then_some(()));
+    eventually("what comes back for questions", || (ask().status == 200).then_some(()));
+    assert_eq!(upstream.count(), 2);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::support::{
-    Act, Connection, Gate, Gateway, Upstream, eventually, get, ok, post, request, response,
-    tls::Authority, until_not_ready,
+    Act, Connection, Gate, Gateway, Home, Upstream, eventually, get, ok, on_each_durable_store,
+    post, request, response, tls::Authority, until_not_ready,
 };
 
 #[test]
@@ -21,14 +21,19 @@ fn an_idle_gateway_ends_at_once_with_0() {
     }
 }
 
-#[test]
-fn a_request_that_runs_is_finished_before_the_end() {
+on_each_durable_store!(
+    a_request_that_runs_is_finished_before_the_end,
+    what_still_connects_at_the_end_of_the_drain_has_not_acted_and_a_retry_runs,
+    a_reply_outlives_the_process,
+);
+
+fn a_request_that_runs_is_finished_before_the_end(home: &Home) {
     let gate = Gate::default();
     let at_gate = gate.clone();
     let upstream = Upstream::start(move |_, _| {
         Act::SendLater(Vec::new(), at_gate.clone(), response(200, "", "done"))
     });
-    let mut gateway = Gateway::before(upstream.address);
+    let mut gateway = home.gateway(&upstream, "");
     let to = gateway.address;
     let running = thread::spawn(move || post(to, "order-0000000000000001", "{}", &[]));
     gate.reached_by(1);
@@ -40,17 +45,15 @@ fn a_request_that_runs_is_finished_before_the_end() {
     let answer = running.join().expect("no panic");
     assert_eq!((answer.status, answer.text()), (200, "done"));
     assert_eq!(gateway.exit_status().code(), Some(0));
+    let next = home.gateway(&upstream, "");
+    let replay = post(next.address, "order-0000000000000001", "{}", &[]);
+    assert_eq!((replay.is_replay(), replay.text()), (true, "done"));
     assert_eq!(upstream.count(), 1);
 }
 
-#[test]
-fn what_still_connects_at_the_end_of_the_drain_has_not_acted_and_a_retry_runs() {
-    let folder = tempfile::tempdir().expect("temporary folder");
+fn what_still_connects_at_the_end_of_the_drain_has_not_acted_and_a_retry_runs(home: &Home) {
     let authority = Authority::new();
-    let store = format!(
-        "[store]\nurl = \"file:{}\"\n[defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n",
-        folder.path().join("x.db").display()
-    );
+    let store = home.settings("[defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n");
     // It takes connections, and no handshake of TLS comes about.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("https://{}", silent.local_addr().expect("bound"));
@@ -73,16 +76,13 @@ fn what_still_connects_at_the_end_of_the_drain_has_not_acted_and_a_retry_runs() 
     assert_eq!(upstream.seen()[0].header("onceward-attempt"), Some("2"));
 }
 
-#[test]
-fn a_reply_outlives_the_process_on_the_file_store() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let store = format!("[store]\nurl = \"file:{}\"\n", folder.path().join("x.db").display());
+fn a_reply_outlives_the_process(home: &Home) {
     let upstream = Upstream::start(|number, _| ok(&format!("run {number}")));
-    let mut first = Gateway::with(upstream.address, &store);
+    let mut first = home.gateway(&upstream, "");
     let reply = post(first.address, "order-0000000000000001", "{}", &[]);
     first.signal("TERM");
     assert_eq!(first.exit_status().code(), Some(0));
-    let second = Gateway::with(upstream.address, &store);
+    let second = home.gateway(&upstream, "");
     let replay = post(second.address, "order-0000000000000001", "{}", &[]);
     assert_eq!((replay.is_replay(), replay.text()), (true, reply.text()));
     assert_eq!(upstream.count(), 1);

@@ -1,11 +1,12 @@
 //! Ways in which the gateway answers, most of them before a body was read.
 
-use std::{net::SocketAddr, thread};
+use std::{net::SocketAddr, path::Path, thread};
 
 use onceward_testbed::CutProxy;
+use tempfile::TempDir;
 
 use super::{HIDDEN, first_status, strict::Strict};
-use crate::support::{Gate, Gateway, Home, eventually, get, send};
+use crate::support::{Gate, Gateway, Home, eventually, get, post, send};
 
 /// A way in which the gateway answers, as the first lines of a request.
 pub(super) struct Way {
@@ -27,6 +28,14 @@ enum At {
     Full,
     /// One whose store is known to be down.
     Down,
+    /// One whose records are older than their retention.
+    Old,
+    /// One whose store was put back to an older copy of itself.
+    Regressed,
+    /// One whose callers are known by their credential.
+    Credentials,
+    /// One whose callers have asked too often.
+    Busy,
 }
 
 macro_rules! way {
@@ -35,7 +44,7 @@ macro_rules! way {
     };
 }
 
-pub(super) const WAYS: [Way; 25] = [
+pub(super) const WAYS: [Way; 31] = [
     way!("no key", Usual, 400, "POST /charges HTTP/1.1"),
     way!("a malformed key", Usual, 400, "POST /charges HTTP/1.1", "Idempotency-Key: short"),
     way!(
@@ -135,6 +144,48 @@ pub(super) const WAYS: [Way; 25] = [
         "POST /charges HTTP/1.1",
         "Idempotency-Key: fresh-0000000000001"
     ),
+    way!(
+        "an expired key",
+        Old,
+        410,
+        "POST /charges HTTP/1.1",
+        "Idempotency-Key: expired-00000000001"
+    ),
+    way!(
+        "an unknown outcome",
+        Usual,
+        409,
+        "POST /dies HTTP/1.1",
+        "Idempotency-Key: held-unknown-000001"
+    ),
+    way!(
+        "a store that has lost something",
+        Regressed,
+        503,
+        "POST /charges HTTP/1.1",
+        "Idempotency-Key: fresh-0000000000001"
+    ),
+    way!(
+        "a credential that will not last",
+        Credentials,
+        400,
+        "POST /charges HTTP/1.1",
+        "Idempotency-Key: fresh-0000000000001",
+        "Authorization: Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
+    ),
+    way!(
+        "lookups that are used up",
+        Busy,
+        429,
+        "POST /charges HTTP/1.1",
+        "Idempotency-Key: replay-000000000001"
+    ),
+    way!(
+        "questions that are used up",
+        Busy,
+        429,
+        "GET /.onceward/operations/replay-000000000001 HTTP/1.1"
+    ),
     way!("no room", Full, 503, "POST /charges HTTP/1.1", "Idempotency-Key: fresh-0000000000001"),
     way!(
         "a store that is down",
@@ -153,6 +204,13 @@ impl Way {
         format!("{}Host: x\r\n{account}{headers}\r\n{body}", self.head)
     }
 
+    /// Whether this is the first status for a body that can be read. Whoever has asked too often may ask
+    /// again after a second, and finds a reply.
+    pub(super) fn answers(&self, to: SocketAddr, request: &str) -> bool {
+        let is_so = || first_status(to, request.as_bytes()) == self.status;
+        is_so() || (self.at == At::Busy && (0..20).any(|_| is_so()))
+    }
+
     /// What makes it lead where it leads: the same with another body, if need be.
     fn prepare(&self, gateway: &Gateway, body: &str) -> u16 {
         let request = self.request(&format!("Content-Length: {}\r\n", body.len()), body);
@@ -166,7 +224,12 @@ pub(super) struct World {
     limited: Gateway,
     full: Gateway,
     down: Gateway,
-    _home: Home,
+    old: Gateway,
+    regressed: Gateway,
+    credentials: Gateway,
+    busy: Gateway,
+    homes: [Home; 2],
+    _folder: TempDir,
     proxy: CutProxy,
 }
 
@@ -191,6 +254,10 @@ in_flight = "accepted"
 match = "POST /queues"
 execution = "queued"
 [[route]]
+match = "POST /dies"
+lease = "1s"
+max_execution = "1s"
+[[route]]
 match = "POST /shadow"
 key = "shadow"
 [[webhook]]
@@ -206,15 +273,21 @@ completed = ["succeeded"]
 impl World {
     pub(super) fn start(upstream: &Strict, gate: &Gate) -> World {
         let with = |more: &str| Gateway::with(upstream.address(), &format!("{SETTINGS}{more}"));
-        let home = Home::postgres();
+        let (home, aging) = (Home::postgres(), Home::file());
         let (proxy, url) = home.through_a_proxy();
+        let folder = tempfile::tempdir().expect("a folder");
         let world = World {
             usual: with(ROUTES),
             limited: with("[quota]\nactive = 1\n"),
             // With a body as large as those of the corpus, and what each request takes besides.
             full: with("buffered_bytes = 6000\n"),
             down: with(&format!("[store]\nurl = \"{url}\"\n")),
-            _home: home,
+            old: with(&aging.settings("")),
+            regressed: put_back(folder.path(), &with),
+            credentials: Gateway::with(upstream.address(), "[scope]\nfrom = \"authorization\"\n"),
+            busy: with("[quota]\nlookups_per_second = 1\n"),
+            homes: [home, aging],
+            _folder: folder,
             proxy,
         };
         for way in &WAYS {
@@ -224,6 +297,12 @@ impl World {
                 }
                 "a mismatch" => assert_eq!(way.prepare(&world.usual, "other"), 200),
                 "work that is queued" => assert_eq!(way.prepare(&world.usual, HIDDEN), 202),
+                "an unknown outcome" => assert_eq!(way.prepare(&world.usual, HIDDEN), 504),
+                "lookups that are used up" => assert_eq!(way.prepare(&world.busy, HIDDEN), 200),
+                "an expired key" => {
+                    assert_eq!(way.prepare(&world.old, HIDDEN), 200);
+                    world.homes[1].age(2);
+                }
                 _ => {}
             }
         }
@@ -240,7 +319,7 @@ impl World {
             let request = way.request(&headers, &body).replace("fresh-", "held-");
             thread::spawn(move || send(to, &request));
         }
-        gate.reached_by(5);
+        gate.reached_by(6);
         world.take_the_store_away();
         world
     }
@@ -268,10 +347,37 @@ impl World {
             At::Limited => self.limited.address,
             At::Full => self.full.address,
             At::Down => self.down.address,
+            At::Old => self.old.address,
+            At::Regressed => self.regressed.address,
+            At::Credentials => self.credentials.address,
+            At::Busy => self.busy.address,
         }
     }
 
-    pub(super) fn gateways(&self) -> [&Gateway; 4] {
-        [&self.usual, &self.limited, &self.full, &self.down]
+    pub(super) fn gateways(&self) -> [&Gateway; 8] {
+        let World { usual, limited, full, down, old, regressed, credentials, busy, .. } = self;
+        [usual, limited, full, down, old, regressed, credentials, busy]
     }
+}
+
+/// A gateway that finds its file as it was before the last reply.
+fn put_back(folder: &Path, with: &impl Fn(&str) -> Gateway) -> Gateway {
+    let [file, copy, canary] = ["x.db", "copy.db", "canary"].map(|name| folder.join(name));
+    let settings = format!(
+        "[store]\nurl = \"file:{}\"\ncanary_file = \"{}\"\n",
+        file.display(),
+        canary.display()
+    );
+    let charge = |key: &str| {
+        let mut gateway = with(&settings);
+        let account = ACCOUNT.trim_end();
+        assert_eq!(post(gateway.address, key, "{}", &[account]).status, 200);
+        gateway.signal("TERM");
+        assert!(gateway.exit_status().success());
+    };
+    charge("early-00000000000001");
+    std::fs::copy(&file, &copy).expect("a copy");
+    charge("late-000000000000001");
+    std::fs::copy(&copy, &file).expect("a copy");
+    with(&settings)
 }

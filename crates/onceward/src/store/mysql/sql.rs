@@ -272,3 +272,6 @@ pub(super) fn with_prefix(sql: &str, prefix: &str) -> String {
 pub(super) fn query(statement: &Arc<str>) -> Query<'static> {
     sqlx::query(AssertSqlSafe(Arc::clone(statement)))
 }
+
+#[cfg(test)]
+mod plans; // by which index each statement goes
