@@ -8,7 +8,8 @@ use std::{
     sync::OnceLock,
 };
 
-/// Every edge of a payment, in the order of its steps.
+/// Every edge of a payment, in the order of its steps. Customers and notes have those that do not depend on
+/// the bank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Edge {
     BeforeReserve,

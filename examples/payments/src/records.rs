@@ -9,7 +9,12 @@ use onceward::{Operation, Reply};
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::{failed::Failed, service::App, tables::Tables};
+use crate::{
+    edges::{Edge, reach},
+    failed::Failed,
+    service::App,
+    tables::Tables,
+};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -23,15 +28,19 @@ pub(crate) async fn create_customer<D: Tables>(
     operation: Operation,
     Json(customer): Json<Customer>,
 ) -> Result<Reply, Failed> {
+    reach(Edge::AfterReserve);
     let id = operation.derived_key("customer");
     let created = operation.transaction(&app.pool, async |tx| {
         if !D::insert_customer(tx, &id, &customer.email).await? {
             return Err(Failed::CustomerExists);
         }
+        reach(Edge::InComplete);
         let customer = json!({ "id": id, "email": customer.email });
         Ok(Reply::json(StatusCode::CREATED, &customer)?)
     });
-    Ok(created.await?)
+    let created = created.await?;
+    reach(Edge::AfterComplete);
+    Ok(created)
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,9 +60,14 @@ pub(crate) async fn create_note<D: Tables>(
         if D::payment(tx, &payment).await?.is_none() {
             return Err(Failed::NotFound);
         }
+        // Its key is reserved in this transaction.
+        reach(Edge::AfterReserve);
         D::insert_note(tx, &payment, &note.text).await?;
+        reach(Edge::InComplete);
         let note = json!({ "payment": payment, "text": note.text });
         Ok(Reply::json(StatusCode::CREATED, &note)?)
     });
-    Ok(created.await?)
+    let created = created.await?;
+    reach(Edge::AfterComplete);
+    Ok(created)
 }

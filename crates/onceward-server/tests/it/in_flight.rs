@@ -5,15 +5,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use onceward_testbed::Postgres;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Act, Answer, Connection, Gate, Gateway, Home, Upstream, admin, document, ok,
+    Act, Answer, Connection, Gate, Gateway, Home, Upstream, admin, document, eventually, ok,
     on_each_durable_store, on_each_store, post, request, response, send,
 };
 
 const KEY: &str = "order-0000000000000001";
 const OTHER: &str = "order-0000000000000002";
+/// How long a duplicate waits where nothing else is said.
+const WAITED_MAX: Duration = Duration::from_secs(10);
 const WAITS: &str = "[defaults]\nin_flight = \"wait\"\n";
 const ACCEPTS: &str = "[defaults]\nin_flight = \"accepted\"\n";
 const CONFLICT: &str = "409 idempotency_key_in_progress";
@@ -81,11 +84,14 @@ fn waits(home: &Home, gateways: usize) {
     let other = post(to, KEY, "[]", &[]);
     assert_eq!(other.summary(), "422 idempotency_key_reused_with_different_payload");
     gate.open();
+    assert!(!executed.join().expect("no panic").is_replay());
+    let done = Instant::now();
     for mut duplicate in waiting {
         let waited = duplicate.read_answer().expect("an answer");
         assert_eq!((waited.status, waited.text(), waited.is_replay()), (201, "done", true));
     }
-    assert!(!executed.join().expect("no panic").is_replay());
+    // They were told of it: whoever gives up looks once more too.
+    assert!(done.elapsed() < WAITED_MAX / 2, "{:?} after it was done", done.elapsed());
     assert_eq!(upstream.count(), 1);
 }
 
@@ -95,6 +101,47 @@ fn a_duplicate_waits_where_its_route_says_so_and_gets_the_reply(home: &Home) {
 
 fn a_duplicate_at_another_gateway_waits_and_gets_the_reply(home: &Home) {
     waits(home, 2);
+}
+
+/// However many wait for however many keys at a node, one call at a time looks for all of them.
+#[test]
+fn many_who_wait_at_a_node_share_one_look_at_the_store() {
+    const KEYS: usize = 20;
+    let home = Home::postgres();
+    let database = home.database().expect("a database");
+    let name = database.name();
+    // No other test has its statements logged.
+    database.psql(&format!("ALTER DATABASE {name} SET log_min_duration_statement = 0"));
+    let looks = || {
+        let log = Postgres::shared().log();
+        let is_look = |line: &&str| line.contains(" execute ") && line.contains(".settled(");
+        log.lines().filter(is_look).count()
+    };
+    let gate = Gate::default();
+    let upstream = holding(&gate);
+    let nodes = [0; 3].map(|_| home.gateway(&upstream, WAITS));
+    let key = |number: usize| format!("order-{number:016}");
+    let send = |to: &Gateway, number| {
+        let mut connection = Connection::open(to.address).expect("connected");
+        let request = request(to.address, &key(number), "{}", &[]);
+        connection.write(request.as_bytes()).expect("written");
+        connection
+    };
+    let mut executed: Vec<_> = (0..KEYS).map(|number| send(&nodes[0], number)).collect();
+    gate.reached_by(KEYS);
+    let begun = Instant::now();
+    let elsewhere = |number| [&nodes[1], &nodes[1], &nodes[2]].map(|node| send(node, number));
+    let mut waiting: Vec<_> = (0..KEYS).flat_map(elsewhere).collect();
+    eventually("looks", || (looks() >= 8).then_some(()));
+    gate.open();
+    for connection in executed.iter_mut().chain(&mut waiting) {
+        assert_eq!(connection.read_answer().expect("an answer").status, 201);
+    }
+    // At two nodes, four times a second.
+    let most = 2 * (begun.elapsed().as_millis() as usize / 250 + 2);
+    let looked = looks();
+    assert!(looked <= most, "{looked} looks by two nodes in {:?}", begun.elapsed());
+    assert_eq!(upstream.count(), KEYS);
 }
 
 fn a_duplicate_that_has_waited_long_enough_is_a_conflict(home: &Home) {

@@ -9,6 +9,7 @@ mod breaker; // a store that is down
 mod canary; // a store that has lost data
 mod configuration; // config, routes, explain
 mod contract; // services that complete in their own transaction
+mod contract_languages; // the same with the drivers of other languages
 mod cors; // pages in browsers
 mod demo; // the story
 mod deploy; // the image and the unit

@@ -11,6 +11,7 @@ on_both!(
     killed_at_any_edge_a_payment_is_made_once_and_ends_in_the_same_bytes,
     killed_at_any_edge_a_capture_and_a_refund_are_made_once_and_end_in_the_same_bytes,
     killed_at_any_edge_a_payment_at_a_bank_that_forgets_is_made_once_or_unknown,
+    killed_at_any_edge_a_customer_and_a_note_are_written_once_and_end_in_the_same_bytes,
     a_worker_goes_on_with_a_payment_that_no_client_comes_back_for,
     killed_under_load_every_payment_is_made_once,
     killed_under_load_no_payment_at_a_bank_that_forgets_is_made_twice,
@@ -90,6 +91,36 @@ async fn killed_at_any_edge_a_payment_at_a_bank_that_forgets_is_made_once_or_unk
         let made = usize::from(edge != "before_bank");
         assert_eq!(world.times("authorizations", edge), made, "{edge}");
         assert_eq!(world.payments().await[edge].len(), 1, "{edge}");
+    }
+}
+
+/// What writes rows and nothing else: one that is declared `local`, and one that is `single`.
+async fn killed_at_any_edge_a_customer_and_a_note_are_written_once_and_end_in_the_same_bytes(
+    store: Store,
+) {
+    let world = World::new(store, Memory::Remembers);
+    let payment = {
+        let node = world.node();
+        world.pay(&node, "tea").await.id()
+    };
+    let edges = ["before_reserve", "after_reserve", "in_complete", "after_complete"];
+    let notes = format!("/payments/{payment}/notes");
+    for (number, edge) in edges.into_iter().enumerate() {
+        for (path, body) in [
+            ("/customers", json!({ "email": format!("{edge}@example.org") })),
+            (&*notes, json!({ "text": edge })),
+        ] {
+            let node = world.node_dying_at(edge);
+            let key = format!("key-of-{edge}-{}", &path[path.len() - 5..]);
+            let written = world.settle(&node, path, &key, &body).await;
+            assert!(world.died_at(edge), "{path} {edge}");
+            assert_eq!(written.status, 201, "{path} {edge}: {written:?}");
+            let again = world.settle(&node, path, &key, &body).await;
+            assert_eq!((again.bytes(), again.replayed), (written.bytes(), true), "{path} {edge}");
+        }
+        let customers = world.rows("SELECT id, email FROM customers").await;
+        let notes = world.rows("SELECT payment_id, text FROM notes").await;
+        assert_eq!((customers.len(), notes.len()), (number + 1, number + 1), "{edge}");
     }
 }
 
