@@ -218,7 +218,7 @@ impl<D: Dial> Upstream<D> {
                 let sent = sending.await;
                 let sent = sent.map_err(|error| Unanswered::of(error, asked, upload.broke_off()));
                 if !matches!(sent, Err(Unanswered::Failed(_))) {
-                    begun.is_decided();
+                    begun.decided();
                 }
                 Ok(sent?.map(|body| FromUpstream::among_others(body, upload)))
             }
@@ -239,14 +239,14 @@ impl<D: Dial> Upstream<D> {
             match self.pool.take() {
                 Some(shared @ Sender::Http2(..)) => {
                     if has_waited {
-                        turn.is_enough();
+                        turn.enough();
                     }
                     Ok(shared)
                 }
                 _ => {
                     let opened = self.open(false).await;
                     if has_waited && opened.is_ok() {
-                        turn.is_too_few();
+                        turn.too_few();
                     }
                     opened
                 }

@@ -175,7 +175,7 @@ fn steps_are_made_once_and_the_reply_commits_with_the_last(shop: &Shop) {
     assert_eq!((said(&done), shop.orders()), (expected, 2));
     assert_eq!(done.header("content-type"), Some("application/json"));
     let replay = ask(&gateway, "steps", &request);
-    assert_eq!((outcome(&replay), replay.body), ((DONE, "replayed"), done.body));
+    assert_eq!((outcome(&replay), &replay.body), ((DONE, "replayed"), &done.body));
     let staged = "SELECT name, sink, aggregate, content_type, convert_from(payload, 'UTF8') \
                   FROM onceward.outbox";
     assert_eq!(shop.database.psql(staged).trim(), "receipt|mail|order-1|text/plain|thank you");

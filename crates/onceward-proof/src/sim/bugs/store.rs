@@ -333,10 +333,10 @@ pub(in super::super) fn resolve(world: &World, mut resolve: Resolve, looked_at: 
     let found = lock(&world.records).records.get(&resolve.id).cloned();
     let Some(record) = found else { return world.resolve(resolve, looked_at) };
     match (world.bug, &mut resolve.resolution) {
-        (Some(Bug::ResolvedByKeyOnly), resolution) => {
-            if !matches!(resolution, Resolution::Executed { .. }) {
-                (resolve.generation, resolve.fence) = (record.generation, record.fence);
-            }
+        (Some(Bug::ResolvedByKeyOnly), resolution)
+            if !matches!(resolution, Resolution::Executed { .. }) =>
+        {
+            (resolve.generation, resolve.fence) = (record.generation, record.fence);
         }
         (Some(Bug::GivenUpTooEarly), Resolution::GiveUp(reply)) => {
             resolve.resolution = Resolution::Complete(reply.clone());

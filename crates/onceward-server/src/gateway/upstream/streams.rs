@@ -173,7 +173,7 @@ impl Begun {
     }
 
     /// Upstream has answered, or hyper has given it back.
-    pub(super) fn is_decided(mut self) {
+    pub(super) fn decided(mut self) {
         self.upload = None;
     }
 }

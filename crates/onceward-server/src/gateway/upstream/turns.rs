@@ -35,13 +35,13 @@ pub(super) struct Turn<'a> {
 
 impl Turn<'_> {
     /// After a wait there was nothing to share, and one more was made.
-    pub(super) fn is_too_few(&self) {
+    pub(super) fn too_few(&self) {
         self.turns.count.fetch_add(1, Ordering::Relaxed);
         self.turns.free.add_permits(1);
     }
 
     /// After a wait there was.
-    pub(super) fn is_enough(self) {
+    pub(super) fn enough(self) {
         let one_less = |count: usize| (count > 1).then(|| count - 1);
         let fewer = self.turns.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
         if fewer.is_ok() {

@@ -60,7 +60,7 @@ pub async fn those_who_wait_are_told_of_what_nobody_is_at_work_on(on: Harness) {
     on.clock.advance(LEASE / 2);
     assert_eq!(on.write(&lease, Write::Renew(LEASE)).await, Written::Applied);
     on.clock.advance(LEASE / 2);
-    assert_eq!(settled(&on, &[lease.id.clone()]).await, keys([]));
+    assert_eq!(settled(&on, std::slice::from_ref(&lease.id)).await, keys([]));
     assert_eq!(on.write(&lease, Write::Complete(reply("done"))).await, Written::Applied);
     assert_eq!(settled(&on, &[lease.id]).await, keys(["renewed"]));
 }
