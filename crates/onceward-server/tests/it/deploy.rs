@@ -36,7 +36,7 @@ impl Context {
     }
 
     fn has(&self, path: &Path) -> bool {
-        let fitting = self.0.iter().filter(|(_, pattern)| fits(pattern, path));
+        let mut fitting = self.0.iter().filter(|(_, pattern)| fits(pattern, path));
         fitting.next_back().is_none_or(|(kept, _)| *kept)
     }
 }
