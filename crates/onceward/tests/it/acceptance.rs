@@ -50,7 +50,12 @@ impl Names {
                 let these = if is_test { &mut self.tests } else { &mut self.functions };
                 these.insert(name.to_owned());
             }
-            let alone = line.strip_suffix(',').unwrap_or(line);
+            let alone = match line.split_once("!(") {
+                Some((list, name)) if list.starts_with("on_each_") => {
+                    name.trim_end_matches([',', ')', ';'])
+                }
+                _ => line.strip_suffix(',').unwrap_or(line),
+            };
             if is_name(alone) {
                 self.listed.insert(alone.to_owned());
             }
@@ -89,12 +94,14 @@ fn only_tests_and_listed_cases_are_taken_for_tests() {
     let mut names = Names::default();
     names.read(
         "on_each_store!(\n    listed,\n);\nfn listed(home: &Home) {}\nfn helper() {}\n\
+         on_each_durable_store!(in_one_line,);\nfn in_one_line(home: &Home) {}\n\
          #[test]\nfn alone() {}\n\
          #[tokio::test(start_paused = true)]\n// why\n#[expect(lint)]\npub(crate) async fn slow() {}\n\
          async fn after_it<D: Database>() {}\nnobody,\n",
     );
     for (name, expected) in [
         ("listed", true),
+        ("in_one_line", true),
         ("alone", true),
         ("slow", true),
         ("helper", false),
