@@ -81,19 +81,17 @@ fn a_body_of_http_2_that_comes_too_slowly_is_ended_and_not_executed() {
     let upstream = Upstream::start(|_, _| ok("done"));
     let limits = "[limits]\nbody_timeout = \"500ms\"\nstall_timeout = \"500ms\"\n";
     let gateway = Gateway::with(upstream.address, limits);
-    for (method, key) in [("POST", KEY), ("PUT", "")] {
-        let mut client = connected(gateway.address);
-        begin(&mut client, 1, method, key, b"half", 0);
-        // 408 with its document, or an end without one.
-        loop {
-            let frame = client.read().expect("an answer or an end");
-            let is_end = matches!(frame.kind, HEADERS | RST_STREAM) && frame.stream == 1;
-            if is_end || frame.kind == GOAWAY {
-                // 0x88 is `:status: 200` of the static table.
-                let status = frame.payload.iter().find(|byte| !(0x20..0x40).contains(*byte));
-                assert!(frame.kind != HEADERS || status != Some(&0x88), "{method}");
-                break;
-            }
+    let mut client = connected(gateway.address);
+    begin(&mut client, 1, "POST", KEY, b"half", 0);
+    // 408 with its document, or an end without one.
+    loop {
+        let frame = client.read().expect("an answer or an end");
+        let is_end = matches!(frame.kind, HEADERS | RST_STREAM) && frame.stream == 1;
+        if is_end || frame.kind == GOAWAY {
+            // 0x88 is `:status: 200` of the static table.
+            let status = frame.payload.iter().find(|byte| !(0x20..0x40).contains(*byte));
+            assert!(frame.kind != HEADERS || status != Some(&0x88));
+            break;
         }
     }
     assert_eq!(upstream.count(), 0);
