@@ -10,11 +10,9 @@ mod schema; // versions, and who may use which
 mod skew; // how far the clock of a server is from ours
 
 pub use finding::{Class, Finding, Verdict};
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) use schema::{By, breaking, since};
-pub use schema::{Migration, Schema, Standing, Step};
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub(crate) use schema::{checksum_name, checksums};
+pub(crate) use schema::{By, breaking, checksum_name, checksums, since};
+pub use schema::{Migration, Schema, Standing, Step};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
 pub(crate) use skew::{ASKED, Asked, skew};
 

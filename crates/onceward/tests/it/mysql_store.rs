@@ -193,7 +193,7 @@ async fn what_was_acknowledged_survives_a_mariadb_that_is_killed_under_load() {
 }
 
 #[tokio::test]
-async fn tables_are_made_once_and_newer_ones_are_left_alone() {
+async fn tables_are_made_once_and_newer_ones_are_used_if_they_say_so() {
     let server = MariaDb::shared();
     let url = server.url(&server.create_database());
     let not_there = MySqlStore::connect(MySqlOptions::new(&*url).migrate(false)).await;
@@ -210,6 +210,9 @@ async fn tables_are_made_once_and_newer_ones_are_left_alone() {
     let again = Home::at(url.clone(), |options| options).await;
     assert!(again.store.load(&ask("there-0000000001").id).await.expect("answers").is_some());
     run(&mut other, "INSERT INTO onceward_migrations (version) VALUES (99)").await;
+    Home::at(url.clone(), |options| options).await.occupy(&ask("there-0000000002")).await;
+    let since = "UPDATE onceward_meta SET value = '99' WHERE name = 'compatible_since'";
+    run(&mut other, since).await;
     let newer = MySqlStore::connect(MySqlOptions::new(&*url)).await.expect_err("newer");
     assert!(whole(&newer).contains("version 99"), "{newer}");
     let two: i64 = one(&mut other, "SELECT COUNT(*) FROM onceward_meta WHERE name = 'name'").await;

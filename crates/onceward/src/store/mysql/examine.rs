@@ -20,7 +20,8 @@ impl Site for MySqlOptions {
     fn schema(&self) -> SiteFuture<'_, Schema> {
         Box::pin(async {
             let mut connection = open::connect(self).await?;
-            let schema = migrate::schema_of(&mut connection, &self.prefix).await?;
+            let schema =
+                migrate::schema_of(&mut connection, &self.prefix, migrate::MIGRATIONS).await?;
             // Nothing was begun on it.
             let _ = connection.close().await;
             Ok(schema)
@@ -28,11 +29,7 @@ impl Site for MySqlOptions {
     }
 
     fn migrate(&self) -> SiteFuture<'_, Vec<Step>> {
-        Box::pin(async {
-            let before = self.schema().await?;
-            open::prepare(&self.clone().migrate(true)).await?;
-            Ok(before.pending)
-        })
+        Box::pin(async { Ok(migrate::by_hand(self).await?) })
     }
 }
 
@@ -48,7 +45,7 @@ async fn examine(options: &MySqlOptions) -> Result<Vec<Finding>, MySqlConnectErr
         packets(&mut look).await,
         clock(&mut look).await,
     ];
-    let schema = migrate::schema_of(&mut look, &options.prefix).await?;
+    let schema = migrate::schema_of(&mut look, &options.prefix, migrate::MIGRATIONS).await?;
     findings.push(Finding::schema(&schema));
     let standing = schema.standing();
     findings.push(inside::permissions(&mut look, &options.prefix, standing).await);

@@ -39,7 +39,7 @@ pub enum MySqlConnectError {
         "{0}: other servers take writes too, and what is decided on one of them is not locked on the others; use a server with one primary"
     )]
     ManyPrimaries(&'static str),
-    /// Written by a newer version.
+    /// Written by a newer version, and not for this one.
     #[error(
         "tables {prefix}* have version {found}, and this version knows {known}; use a newer onceward"
     )]
@@ -60,6 +60,17 @@ pub enum MySqlConnectError {
         found: u32,
         /// The version that is needed.
         known: u32,
+    },
+    /// A migration shuts out older processes, which may be at work.
+    #[error(
+        "the migration `{migration}` of tables {prefix}* shuts out older processes: stop them, and run \
+         `onceward migrate up`"
+    )]
+    Breaking {
+        /// What their names begin with.
+        prefix: String,
+        /// The migration.
+        migration: &'static str,
     },
     /// Another build has made the tables: a migration had the same number there, and another text.
     #[error(
@@ -107,8 +118,8 @@ pub(super) struct Prepared {
     pub(super) has_snapshots: bool,
 }
 
-/// Connects once, and sees to it that the tables are there and of this version.
-pub(super) async fn prepare(options: &MySqlOptions) -> Result<Prepared, MySqlConnectError> {
+/// Whether a store can be there, as far as its address tells.
+pub(super) fn readable(options: &MySqlOptions) -> Result<(), MySqlConnectError> {
     let prefix = &*options.prefix;
     let prefix_is_good = prefix.len() <= 40
         && prefix.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
@@ -120,11 +131,17 @@ pub(super) async fn prepare(options: &MySqlOptions) -> Result<Prepared, MySqlCon
     if url.get_database().is_none_or(str::is_empty) {
         return Err(MySqlConnectError::NoDatabase);
     }
+    Ok(())
+}
+
+/// Connects once, and sees to it that the tables are there and of this version.
+pub(super) async fn prepare(options: &MySqlOptions) -> Result<Prepared, MySqlConnectError> {
+    readable(options)?;
     let mut connection = connect(options).await?;
     let prepared = async {
         is_good_server(&mut connection).await?;
-        migrate::bring_up(&mut connection, options).await?;
-        let name = name_of(&mut connection, prefix).await?;
+        migrate::at_start(&mut connection, options).await?;
+        let name = name_of(&mut connection, &options.prefix).await?;
         Ok(Prepared { name, has_snapshots: has_snapshots(&mut connection).await? })
     };
     let prepared = prepared.await;
@@ -138,7 +155,9 @@ async fn has_snapshots(connection: &mut MySqlConnection) -> Result<bool, sqlx::E
     Ok(sqlx::raw_sql(asked).fetch_optional(connection).await?.is_some())
 }
 
-async fn is_good_server(connection: &mut MySqlConnection) -> Result<(), MySqlConnectError> {
+pub(super) async fn is_good_server(
+    connection: &mut MySqlConnection,
+) -> Result<(), MySqlConnectError> {
     let asked = "SELECT CAST(VERSION() AS CHAR), CAST(@@max_allowed_packet AS UNSIGNED)";
     let row = sqlx::query(asked).fetch_one(&mut *connection).await?;
     let (version, packet): (String, u64) = (row.try_get(0)?, row.try_get(1)?);
