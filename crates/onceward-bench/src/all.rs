@@ -9,6 +9,7 @@ use crate::{Arguments, Findings, instructions};
 const QUOTED: &[&str] = &[
     INSTRUCTIONS,
     "postgres --connections 64,256,8,1",
+    "postgres-size",
     "gateway",
     "gateway --connections 256,8,1 --contestants proxy,unprotected,memory,file,postgres",
     "stores",
@@ -23,6 +24,7 @@ const INSTRUCTIONS: &str = "instructions";
 const QUICK: &[&str] = &[
     INSTRUCTIONS,
     "postgres --rounds 2 --seconds 1 --warm-up 0.3 --pools 16 --keys 500",
+    "postgres-size --sizes 500,2000 --rounds 2 --seconds 1 --warm-up 0.3 --keys 100",
     "gateway --rounds 2 --seconds 1 --warm-up 0.3 --keys 500",
     "stores --rounds 2 --seconds 1 --warm-up 0.3 --keys 500 --calibration 0.3",
     "growth --sizes 0,1000,5000 --rounds 2 --seconds 1 --requests 300 --sustained 10 --waiters 200 \

@@ -12,6 +12,7 @@ mod all; // everything that is quoted
 mod chart; // ratios as bars
 mod file;
 mod fingerprint;
+mod floors; // what is to be reached
 mod gateway; // the binary, beside a plain proxy
 mod growth; // what becomes dearer as there is more of it
 mod instructions; // counted, where time would vary
@@ -80,6 +81,9 @@ enum What {
     Growth(growth::Options),
     /// Draws what `--json` wrote in earlier runs, as one chart (`--svg`).
     Chart(chart::Options),
+    /// Tells which of the floors that we have set ourselves were reached, by what `--json` wrote in earlier
+    /// runs. Ends with 1 when one is missed.
+    Floors(floors::Options),
     /// Instructions of what every request goes through, under valgrind, beside those that are kept.
     Instructions(instructions::Options),
     /// Part of `instructions`. The benchmark starts it by itself.
@@ -105,6 +109,7 @@ fn main() -> anyhow::Result<()> {
             let file = arguments.svg.as_deref().context("where to? --svg FILE")?;
             Ok(fs::write(file, chart::redraw(options)?)?)
         }
+        Some(What::Floors(options)) => floors::run(options),
         Some(what) => {
             anyhow::ensure!(!arguments.quick, "--quick is for a look at everything");
             match what.run()? {

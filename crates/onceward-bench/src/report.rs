@@ -2,7 +2,7 @@
 //! cancels out, and only then summarised.
 
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     chart::{Bar, Shown},
@@ -33,7 +33,7 @@ pub(crate) trait Finding {
 }
 
 /// What the load sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Workload {
     /// Every request has a new key.

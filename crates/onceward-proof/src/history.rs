@@ -170,6 +170,15 @@ pub enum What {
         /// Where to.
         end: Settled,
     },
+    /// A process was killed, and the store was asked right afterwards about a key whose only request was
+    /// there; known in real worlds only.
+    Left {
+        /// Which record.
+        #[serde(flatten)]
+        subject: Subject,
+        /// The stored name of its state; `None` for absent.
+        state: Option<String>,
+    },
     /// Something was broken on purpose.
     Fault {
         /// Which kind, a stable word.

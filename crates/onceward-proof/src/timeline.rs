@@ -72,6 +72,10 @@ impl Own<'_> {
                 let (from, to) = (stand(from.as_ref()), stand(to.as_ref()));
                 ("store".to_owned(), format!("{}: {from} -> {to}", by(cause)))
             }
+            What::Left { subject, state } if subject == self.subject => {
+                let state = plain(state.as_deref().unwrap_or("absent"));
+                ("store".to_owned(), format!("after the kill it says: {state}"))
+            }
             What::Step { call, name, .. } if self.calls.contains(call) => {
                 (upstream(*call), format!("is the step {}", plain(name)))
             }

@@ -38,6 +38,7 @@ mod fates; // which connections break
 mod fleet; // all gateways, and the blows that they get
 mod gateway; // one process
 mod http; // messages as bytes
+mod left; // where requests were when their process was killed
 mod ledger; // what was really done
 mod record; // the history
 mod report; // what came of it
@@ -232,8 +233,7 @@ impl World {
             let fates = Fates { seed: !seed, one_in: 2, bytes_max: 1500 };
             let behind = proxy("upstream", number, fates)?;
             behind.lead_to(Some(listener.local_addr()?));
-            // The path tells upstream who calls.
-            slots.push((before.clone(), format!("http://{}/{number}", behind.address())));
+            slots.push([before.clone(), behind.clone()]);
             proxies.extend([before, behind]);
         }
         let starting = Starting::new(&plan.binary, store, plan.cache.as_deref(), folder)?;
@@ -293,7 +293,7 @@ impl World {
         let mut said = Instant::now();
         let (turns, pauses): (Box<dyn Iterator<Item = Turn>>, _) = match plan.blows {
             Blows::Mixed => (Box::new(Turn::shuffled(plan.seed)), [250, 150]),
-            Blows::Kills => (Box::new(Turn::kills(plan.seed)), [20, 80]),
+            Blows::Kills => (Box::new(Turn::kills(plan.seed)), [10, 40]),
             Blows::None => (Box::new(std::iter::repeat(Turn::Quiet(Duration::ZERO))), [2, 2]),
         };
         for (round, turn) in turns.take(plan.rounds).enumerate() {
@@ -304,13 +304,13 @@ impl World {
             pause(pauses[1]);
             match turn {
                 Turn::Quiet(time) => thread::sleep(time),
-                Turn::Strike { blow, moment, later, then } => {
+                Turn::Strike { strike, then } => {
                     let slot = random.random_range(0..plan.processes);
-                    let struck = || self.fleet.strike(slot, blow, moment, later);
+                    let struck = || self.fleet.strike(slot, strike);
                     // Each kill counts. A moment may not come while everybody waits for a lease.
                     let all = plan.blows == Blows::Kills;
                     if !struck() && all && !struck() {
-                        bail!("no process came to the moment {moment:?}");
+                        bail!("no process came to this moment: {strike:?}");
                     }
                     thread::sleep(then);
                 }

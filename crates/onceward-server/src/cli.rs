@@ -30,12 +30,13 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Starts a small bank and a gateway in front of it, and tells a story whose every step is
     /// checked.
+    #[command(after_help = DEMO_EXAMPLES)]
     Demo(DemoArgs),
     /// Checks, shows and describes a configuration.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = describe::CONFIG_EXAMPLES)]
     Config(ConfigCommand),
     /// Which rules hold for which requests.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = describe::ROUTES_EXAMPLES)]
     Routes(RoutesCommand),
     /// Says what an error code means and what to do about it.
     #[command(after_help = describe::EXPLAIN_EXAMPLES)]
@@ -141,6 +142,14 @@ Examples:
   onceward explain idempotency_key_in_progress
   onceward keys list --filter state=unknown";
 
+const DEMO_EXAMPLES: &str = "\
+Examples:
+  The story, and then a bank and a gateway to try things on, until Ctrl-C:
+    onceward demo
+
+  The story alone, which ends with 0 if every step was as it should be:
+    onceward demo --no-wait";
+
 const SERVE_EXAMPLES: &str = "\
 Examples:
   Callers are told apart by their Authorization header, records are kept in ./onceward.db:
@@ -169,3 +178,6 @@ A config file:
   [defaults]
   effects = \"external\"
   retention = \"48h\"";
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ mod bulk; // many records: a plan, and its application
 mod client; // the admin API, from outside
 mod dlq; // dead letters of both kinds
 mod doctor; // whether a store can be relied on
+mod examples; // what their help ends with
 mod keys; // one record, and lists
 mod ledger; // beside the provider's export
 mod migrate; // the schema of a store
@@ -34,32 +35,32 @@ const FAILED: u8 = 1;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Operate {
     /// Looks at records, and decides about them.
-    #[command(subcommand, after_help = KEYS_EXAMPLES)]
+    #[command(subcommand, after_help = examples::KEYS)]
     Keys(keys::Keys),
     /// Records whose outcome nobody knows.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::UNKNOWN)]
     Unknown(keys::Unknown),
     /// Messages of the outbox.
-    #[command(subcommand, after_help = OUTBOX_EXAMPLES)]
+    #[command(subcommand, after_help = examples::OUTBOX)]
     Outbox(outbox::Outbox),
     /// Dead letters: unknown records on which the reconciler has given up, and messages that could not
     /// be delivered.
-    #[command(subcommand, after_help = DLQ_EXAMPLES)]
+    #[command(subcommand, after_help = examples::DLQ)]
     Dlq(dlq::Dlq),
     /// Lists what was decided and by whom, the latest first.
-    #[command(after_help = AUDIT_EXAMPLES)]
+    #[command(after_help = examples::AUDIT)]
     Audit(keys::AuditArgs),
     /// Counts records by state.
-    #[command(after_help = STATS_EXAMPLES)]
+    #[command(after_help = examples::STATS)]
     Stats(keys::StatsArgs),
     /// Compares our operations with what the provider says.
     #[command(subcommand, after_help = ledger::EXAMPLES)]
     Ledger(ledger::Ledger),
     /// Keys for sealing stored replies, and erasing those of one scope.
-    #[command(subcommand, after_help = PRIVACY_EXAMPLES)]
+    #[command(subcommand, after_help = examples::PRIVACY)]
     Privacy(privacy::Privacy),
     /// Tells whether the store has lost data, and lets keys run again if so.
-    #[command(subcommand, after_help = STORE_EXAMPLES)]
+    #[command(subcommand, after_help = examples::STORE)]
     Store(store::StoreCommand),
     /// Tells whether a store can be relied on: settings, rights, clock, schema.
     #[command(after_help = doctor::EXAMPLES)]
@@ -68,9 +69,10 @@ pub(crate) enum Operate {
     #[command(subcommand, after_help = migrate::EXAMPLES)]
     Migrate(migrate::Migrate),
     /// Prints the OpenAPI document of the admin API.
+    #[command(after_help = examples::OPENAPI)]
     Openapi,
     /// Prints what a shell needs to complete commands.
-    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    #[command(after_help = examples::COMPLETIONS)]
     Completions {
         /// The shell.
         shell: Shell,
@@ -170,56 +172,3 @@ fn print(text: &str) {
     // As `complete` does.
     let _ = io::Write::write_all(&mut io::stdout(), text.as_bytes());
 }
-
-const KEYS_EXAMPLES: &str = "\
-Examples:
-  onceward keys list --filter state=unknown --filter older_than=1h
-  onceward keys show --scope acme --key order-0000000000000001
-  onceward keys resolve ID --completed --status 201 --body '{\"id\":7}' \\
-      --reason 'ticket 7' --evidence 'the ledger of the provider'
-  onceward keys release --filter state=unknown --reason 'ticket 8' --evidence 'provider was down'
-  onceward keys release --apply PLAN:HASH
-  onceward keys export --filter route='POST /v1/**' > records.jsonl";
-
-const DLQ_EXAMPLES: &str = "\
-Examples:
-  onceward dlq list
-  onceward dlq redrive ID --reason 'ticket 7: the provider is back'
-  onceward dlq redrive --filter 'route=POST /v1/charges' --reason 'ticket 7: the provider is back'
-  onceward dlq redrive --apply PLAN:HASH
-  onceward dlq redrive 12 --reason 'ticket 8: the sink is mended'
-  onceward dlq redrive --messages --filter sink=ledger --reason 'ticket 8: the sink is mended'
-  onceward dlq discard 12 --reason 'ticket 9: the order was cancelled'
-  onceward dlq discard --filter sink=ledger --filter older_than=7d --reason 'ticket 9'";
-
-const OUTBOX_EXAMPLES: &str = "\
-Examples:
-  onceward outbox list
-  onceward outbox list --state dead --sink ledger
-  onceward outbox show 12";
-
-const AUDIT_EXAMPLES: &str = "\
-Examples:
-  onceward audit
-  onceward audit --event voided --from 2026-01-01T00:00:00Z -o json";
-
-const PRIVACY_EXAMPLES: &str = "\
-Examples:
-  onceward privacy new-key > /etc/onceward/seal-2026-11
-  onceward privacy erase --scope acme --reason 'ticket 9'
-  onceward privacy erase --scope acme --reason 'ticket 9' --apply";
-
-const STORE_EXAMPLES: &str = "\
-Examples:
-  onceward store status
-  onceward store acknowledge --reason 'ticket 10: compared with the provider'";
-
-const STATS_EXAMPLES: &str = "\
-Examples:
-  onceward stats
-  onceward stats -o json";
-
-const COMPLETIONS_EXAMPLES: &str = "\
-Examples:
-  onceward completions bash > /etc/bash_completion.d/onceward
-  onceward completions zsh > ~/.zfunc/_onceward";

@@ -55,7 +55,12 @@ pub(crate) async fn demo(args: DemoArgs) -> Result<ExitCode> {
         stop.await;
     }
     story.end().await;
-    Ok(if as_it_should_be { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ended(as_it_should_be))
+}
+
+/// Programs can tell, too, whether a step was not as it should be.
+fn ended(as_it_should_be: bool) -> ExitCode {
+    if as_it_should_be { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// The usual port, or one that the system chooses when the usual one is taken.
@@ -66,4 +71,15 @@ async fn free_near(port: u16) -> Result<SocketAddr> {
         }
     }
     anyhow::bail!("no free port was found on this machine")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_story_that_is_not_as_it_should_be_ends_with_1() {
+        assert_eq!(format!("{:?}", ended(false)), format!("{:?}", ExitCode::from(1)));
+        assert_eq!(format!("{:?}", ended(true)), format!("{:?}", ExitCode::from(0)));
+    }
 }

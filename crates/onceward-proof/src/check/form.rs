@@ -40,6 +40,7 @@ pub(super) fn check(known: &Known, event: &Event) -> Verdict {
         | What::Rested { .. }
         | What::Relayed
         | What::Moved { .. }
+        | What::Left { .. }
         | What::Fault { .. }
         | What::Calm
         | What::End => None,

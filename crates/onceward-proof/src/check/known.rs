@@ -233,7 +233,7 @@ impl Known {
             | What::Delivers { .. }
             | What::Received { .. }
             | What::Settled { .. } => self.outbox.learn(&event.what),
-            What::Fault { .. } | What::Rested { .. } | What::Relayed => {}
+            What::Left { .. } | What::Fault { .. } | What::Rested { .. } | What::Relayed => {}
             What::Calm => self.calm = true,
             What::End => self.ended = true,
         }

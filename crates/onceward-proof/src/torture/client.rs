@@ -181,8 +181,8 @@ impl Clients {
 
     /// One request, recorded. `None` when there was no whole answer.
     fn ask(&self, subject: &Subject, charge: Charge, manner: Manner) -> Option<Answer> {
-        let request = self.record.asked(subject, &charge.asks());
-        let answer = self.exchange(&charge.request(subject, manner.form), manner).ok();
+        let request = self.record.asked(subject, &charge.asks(), manner.slot);
+        let answer = self.exchange(subject, &charge.request(subject, manner.form), manner).ok();
         self.record.ended(request, answer.as_ref());
         if answer.as_ref().is_some_and(is_told_of_a_loss) {
             self.lost.store(true, SeqCst);
@@ -190,7 +190,7 @@ impl Clients {
         answer
     }
 
-    fn exchange(&self, request: &[u8], manner: Manner) -> io::Result<Answer> {
+    fn exchange(&self, subject: &Subject, request: &[u8], manner: Manner) -> io::Result<Answer> {
         let mut stream = TcpStream::connect(self.fleet.entrance(manner.slot).address())?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(manner.patience))?;
@@ -202,10 +202,10 @@ impl Clients {
             thread::sleep(manner.halfway);
             stream.write_all(second)?;
         }
-        self.fleet.at(Moment::Asked, manner.slot);
+        self.fleet.at(Moment::Asked, manner.slot, subject);
         let answer = Message::read(&mut BufReader::new(stream))?;
         let answer = answer.ok_or(io::ErrorKind::UnexpectedEof)?;
-        self.fleet.at(Moment::Answered, manner.slot);
+        self.fleet.at(Moment::Answered, manner.slot, subject);
         let status = answer.status().ok_or(io::ErrorKind::InvalidData)?;
         Ok(Answer { status, headers: answer.headers, body: answer.body })
     }

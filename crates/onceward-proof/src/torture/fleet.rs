@@ -13,12 +13,20 @@ use anyhow::Result;
 use onceward_testbed::CutProxy;
 
 use super::{
-    gateway::{Gateway, Starting},
+    gateway::{Gateway, Starting, stored_state},
+    left::Edge,
     record::Recorder,
 };
+use crate::history::Subject;
 
 /// A moment that does not come within this is given up.
 const MOMENT_MAX: Duration = Duration::from_secs(10);
+
+/// A request that does not come to its edge within this is let go. Another one may.
+const EDGE_MAX: Duration = Duration::from_millis(300);
+
+/// Longer than anything is held up.
+const HELD: Duration = Duration::from_secs(60);
 
 /// What is done to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,18 +83,20 @@ pub(super) fn fault_kind(blow: Blow, moment: Moment) -> String {
 }
 
 /// A blow that waits for its moment.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Trap {
-    blow: Blow,
-    moment: Moment,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Strike {
+    pub(super) blow: Blow,
+    pub(super) moment: Moment,
     /// How long after the moment it strikes. Without, everything waits for it.
-    later: Option<Duration>,
+    pub(super) later: Option<Duration>,
+    /// It strikes only where it leaves a request at this edge, at which it is held up if need be.
+    pub(super) leaves: Option<Edge>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trapping {
     Idle,
-    Set(Trap),
+    Set(Strike),
     /// Its moment has come.
     Springs,
 }
@@ -106,6 +116,9 @@ struct Slot {
     state: Mutex<State>,
     /// Where clients connect, whichever process is there.
     entrance: CutProxy,
+    /// Where it connects itself.
+    exit: CutProxy,
+    /// The path tells upstream who calls.
     upstream: String,
 }
 
@@ -118,16 +131,15 @@ struct State {
 }
 
 impl Fleet {
-    /// Slots, each with the proxy before it and the address of its upstream. Nothing is started.
+    /// Slots, each with the proxies before and behind it. Nothing is started.
     pub(super) fn new(
         starting: Starting,
         record: Arc<Recorder>,
-        slots: Vec<(CutProxy, String)>,
+        slots: Vec<[CutProxy; 2]>,
     ) -> Arc<Fleet> {
-        let slots = slots.into_iter().map(|(entrance, upstream)| Slot {
-            state: Mutex::default(),
-            entrance,
-            upstream,
+        let slots = slots.into_iter().enumerate().map(|(number, [entrance, exit])| {
+            let upstream = format!("http://{}/{number}", exit.address());
+            Slot { state: Mutex::default(), entrance, exit, upstream }
         });
         let slots = slots.collect();
         let trap = Mutex::new(Trapping::Idle);
@@ -172,18 +184,12 @@ impl Fleet {
     /// Strikes a process at this moment: this one, or the next that runs, if any moment will do;
     /// else the first that comes to it. Waits for the moment, but not for ever; says whether it
     /// came.
-    pub(super) fn strike(
-        self: &Arc<Self>,
-        slot: usize,
-        blow: Blow,
-        moment: Moment,
-        later: Option<Duration>,
-    ) -> bool {
-        if moment == Moment::Any {
+    pub(super) fn strike(self: &Arc<Self>, slot: usize, strike: Strike) -> bool {
+        if strike.moment == Moment::Any {
             let give_up = Instant::now() + MOMENT_MAX;
             let slots = (0..self.len()).cycle().skip(slot);
             for slot in slots.take_while(|_| Instant::now() < give_up) {
-                if self.deal(slot, blow, moment) {
+                if self.deal(slot, strike, None) {
                     return true;
                 }
                 thread::sleep(Duration::from_millis(10));
@@ -191,28 +197,39 @@ impl Fleet {
             return false;
         }
         let mut trap = self.trap();
-        *trap = Trapping::Set(Trap { blow, moment, later });
+        *trap = Trapping::Set(strike);
         let waits = |trap: &mut Trapping| *trap != Trapping::Idle;
         let waited = self.sprung.wait_timeout_while(trap, MOMENT_MAX, waits);
         trap = waited.unwrap_or_else(PoisonError::into_inner).0;
         std::mem::replace(&mut *trap, Trapping::Idle) == Trapping::Idle
     }
 
-    /// This is such a moment, for the process of this slot.
-    pub(super) fn at(self: &Arc<Self>, moment: Moment, slot: usize) {
+    /// This is such a moment, for the process of this slot and a request about this key.
+    pub(super) fn at(self: &Arc<Self>, moment: Moment, slot: usize, subject: &Subject) {
         let set = {
             let mut trap = self.trap();
             let Trapping::Set(set) = *trap else { return };
-            if set.moment != moment {
+            let fits = set.leaves.is_none() || self.record.seen_of(subject, slot).is_some();
+            if set.moment != moment || !fits {
                 return;
             }
             *trap = Trapping::Springs;
             set
         };
+        let aim = set.leaves.map(|edge| (subject.clone(), edge));
+        let held = set.leaves.and_then(|edge| self.slots[slot].held_at(edge)).cloned();
+        if let Some(held) = &held {
+            held.delay(HELD);
+        }
         let fleet = Arc::clone(self);
         let spring = move || {
             thread::sleep(set.later.unwrap_or_default());
-            let dealt = fleet.deal(slot, set.blow, moment);
+            let dealt = fleet.deal_in_time(slot, set, aim.as_ref());
+            if let Some(held) = held {
+                held.delay(Duration::ZERO);
+                // What was held up never arrives.
+                held.cut();
+            }
             // Another process may be better to strike.
             *fleet.trap() = if dealt { Trapping::Idle } else { Trapping::Set(set) };
             fleet.sprung.notify_all();
@@ -223,23 +240,81 @@ impl Fleet {
         }
     }
 
+    /// Strikes at once; or, with an aim, as soon as the request has come to its edge, if it comes there
+    /// soon.
+    fn deal_in_time(
+        self: &Arc<Self>,
+        slot: usize,
+        strike: Strike,
+        aim: Option<&(Subject, Edge)>,
+    ) -> bool {
+        let give_up = Instant::now() + EDGE_MAX;
+        loop {
+            if self.deal(slot, strike, aim) {
+                return true;
+            }
+            let Some((subject, _)) = aim else { return false };
+            if self.record.seen_of(subject, slot).is_none() || Instant::now() > give_up {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Whether the process was struck: one that is stopped or being started is left alone.
-    fn deal(self: &Arc<Self>, slot: usize, blow: Blow, moment: Moment) -> bool {
+    fn deal(self: &Arc<Self>, slot: usize, strike: Strike, aim: Option<&(Subject, Edge)>) -> bool {
         let of = &self.slots[slot];
         let Ok(mut state) = of.state.try_lock() else { return false };
         if state.gateway.is_none() || state.stopped || self.spared.load(SeqCst) {
             return false;
         }
+        // Nobody asks anew until it is known what is left.
+        let hush = self.record.hush();
+        if aim.is_some_and(|(subject, edge)| !self.is_at(slot, subject, *edge)) {
+            return false;
+        }
+        let Strike { blow, moment, .. } = strike;
         self.record.fault(&fault_kind(blow, moment), &format!("gateway {slot}"));
         let dealt = match blow {
-            Blow::Kill => of.kill(&mut state),
+            Blow::Kill => {
+                let mut waiting = self.record.waiting_at(slot);
+                // Also if its client has given up just now.
+                waiting.extend(aim.map(|(subject, _)| subject.clone()));
+                let killed = of.kill(&mut state);
+                for subject in waiting {
+                    if let Some(stored) = self.stored(slot, &subject) {
+                        self.record.left(subject, stored);
+                    }
+                }
+                killed
+            }
             Blow::Stop(time) => state.signal("STOP").map(|()| {
                 state.stopped = true;
                 self.continue_after(time, slot, state.generation);
             }),
         };
+        drop(hush);
         dealt.unwrap_or_else(|error| self.trouble(&error));
         true
+    }
+
+    /// Whether a kill would leave the request at this edge.
+    fn is_at(&self, slot: usize, subject: &Subject, edge: Edge) -> bool {
+        let seen = self.record.seen_of(subject, slot);
+        let stored = self.stored(slot, subject);
+        let found = stored.zip(seen).and_then(|(stored, seen)| Edge::of(stored.as_deref(), seen));
+        found == Some(edge)
+    }
+
+    /// What the store says of a key, by another process than that of this slot, if one can be asked:
+    /// the name of a state, or that there is none.
+    fn stored(&self, slot: usize, subject: &Subject) -> Option<Option<String>> {
+        let others = self.slots.iter().enumerate().filter(|(number, _)| *number != slot);
+        let mut serving = others.filter_map(|(_, other)| {
+            let state = other.state.try_lock().ok()?;
+            state.gateway.as_ref().filter(|_| !state.stopped).map(|gateway| gateway.address)
+        });
+        stored_state(serving.next()?, subject)
     }
 
     fn continue_after(self: &Arc<Self>, time: Duration, slot: usize, generation: u64) {
@@ -267,6 +342,15 @@ impl Fleet {
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has to be held up so that a request stays at this edge.
+    fn held_at(&self, edge: Edge) -> Option<&CutProxy> {
+        match edge {
+            Edge::Unreserved | Edge::Called | Edge::Acted => None,
+            Edge::Reserved | Edge::Replied => Some(&self.exit),
+            Edge::Completed => Some(&self.entrance),
+        }
     }
 
     fn kill(&self, state: &mut State) -> Result<()> {

@@ -2,14 +2,21 @@
 
 use std::{
     fs::File,
-    io::{BufRead as _, BufReader},
-    net::SocketAddr,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::atomic::{AtomicU64, Ordering::SeqCst},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
+
+use super::http::{self, Message};
+use crate::history::Subject;
+
+/// What a process says of a key comes within this, or it is not waited for.
+const STATE_MAX: Duration = Duration::from_millis(500);
 
 /// The shortest times there are, so that a run meets all of them.
 const SETTINGS: &str = "\
@@ -78,6 +85,30 @@ impl Starting {
 fn announced(stdout: ChildStdout) -> Option<SocketAddr> {
     let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
     lines.find_map(|line| line.strip_prefix("listening on http://")?.parse().ok())
+}
+
+/// What a process says of a key: the name of its state, or that there is none. None if it does not say.
+pub(super) fn stored_state(gateway: SocketAddr, subject: &Subject) -> Option<Option<String>> {
+    let Subject { tenant, key } = subject;
+    let headers = [
+        ("Host", "charges.example".to_owned()),
+        ("Authorization", format!("Bearer {tenant}")),
+        ("Connection", "close".to_owned()),
+    ];
+    let headers = headers.map(|(name, value)| (name.to_owned(), value));
+    let line = format!("GET /.onceward/operations/{key} HTTP/1.1");
+    let mut stream = TcpStream::connect(gateway).ok()?;
+    stream.set_read_timeout(Some(STATE_MAX)).ok()?;
+    stream.write_all(&http::bytes(&line, &headers, "")).ok()?;
+    let answer = Message::read(&mut BufReader::new(stream)).ok()??;
+    match answer.status()? {
+        200 => {
+            let document: serde_json::Value = serde_json::from_str(&answer.body).ok()?;
+            Some(Some(document.get("state")?.as_str()?.to_owned()))
+        }
+        404 => Some(None),
+        _ => None,
+    }
 }
 
 /// A serving process. Killed when dropped.

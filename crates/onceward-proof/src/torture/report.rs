@@ -14,7 +14,8 @@ use onceward_testbed::Break;
 
 use super::{
     fleet::{Blow, Moment, fault_kind},
-    turn::Turn,
+    left::{self, Edge},
+    turn::{KillAt, Turn},
 };
 use crate::{
     check::Violation,
@@ -64,13 +65,15 @@ pub struct Counts {
     pub effects: usize,
     /// Faults, by their kind.
     pub faults: BTreeMap<String, usize>,
+    /// Requests that a kill left behind, by where they were.
+    pub left: BTreeMap<&'static str, usize>,
     /// How long it all took.
     pub time: Duration,
 }
 
 impl Counts {
     pub(super) fn of(history: &[Event]) -> Counts {
-        let mut counts = Counts::default();
+        let mut counts = Counts { left: left::edges(history), ..Counts::default() };
         let mut called: HashSet<&Subject> = HashSet::new();
         let mut asked: HashMap<RequestNo, &Subject> = HashMap::new();
         let mut unknown: HashSet<&Subject> = HashSet::new();
@@ -162,20 +165,25 @@ impl Counts {
 
     /// The same for a run in which processes were to be killed so often at each edge.
     pub fn lacks_kills(&self, per_edge: usize) -> Vec<String> {
-        let kills = Turn::EDGES.map(|(moment, _)| fault_kind(Blow::Kill, moment));
+        let kills = Turn::EDGES.map(|at| fault_kind(Blow::Kill, at.moment));
         let mut needs: BTreeMap<&str, usize> = BTreeMap::new();
         kills.iter().for_each(|kind| *needs.entry(kind).or_default() += per_edge);
         let counted = |kind: &str| self.faults.get(kind).copied().unwrap_or(0);
         let kills = needs.into_iter().map(|(kind, least)| (kind, counted(kind), least));
+        let left = |edge: Edge| self.left.get(edge.name()).copied().unwrap_or(0);
+        // A kill that is aimed at an edge leaves a request there, at the least.
+        let aimed = Turn::EDGES.iter().filter_map(|KillAt { leaves, .. }| *leaves);
+        let aimed = aimed.map(|edge| (edge.name(), left(edge), per_edge));
         let rounds = per_edge * Turn::EDGES.len();
         let others = [
+            (Edge::Unreserved.name(), left(Edge::Unreserved), per_edge / 2),
             ("replies", self.replies, rounds),
             ("replays", self.replays, rounds),
             ("effects", self.effects, rounds),
             ("conflicts", self.conflicts, 1),
             ("unknowns", self.unknowns, per_edge),
         ];
-        let all = kills.chain(others).filter(|(_, count, least)| count < least);
+        let all = kills.chain(aimed).chain(others).filter(|(_, count, least)| count < least);
         all.map(|(what, count, least)| format!("{what}: {count} of at least {least}")).collect()
     }
 }
@@ -230,7 +238,8 @@ impl fmt::Display for Counts {
             ("effects", self.effects),
         ];
         let faults = self.faults.iter().map(|(kind, count)| (kind.as_str(), *count));
-        for (what, count) in counts.into_iter().chain(faults) {
+        let left = self.left.iter().map(|(edge, count)| (*edge, *count));
+        for (what, count) in counts.into_iter().chain(left).chain(faults) {
             writeln!(f, "{what:<20} {count:>8}")?;
         }
         writeln!(f, "{:<20} {seconds:>8.1}", "seconds")
@@ -260,8 +269,36 @@ mod tests {
         counts.late_replies = 1;
         assert_eq!(counts.lacks(16), ["reruns: 0 of at least 1"]);
         let lacks = counts.lacks_kills(2);
-        assert!(lacks.contains(&"kill_asked: 1 of at least 4".to_owned()), "{lacks:?}");
+        assert!(lacks.contains(&"kill_asked: 1 of at least 6".to_owned()), "{lacks:?}");
         assert!(lacks.contains(&"kill_acted: 1 of at least 2".to_owned()), "{lacks:?}");
         assert_eq!(counts.lacks_kills(0), Vec::<String>::new());
+    }
+
+    #[test]
+    fn kills_that_met_no_edge_are_not_taken_for_kills_at_each() {
+        let mut counts = Counts::of(&[]);
+        [&mut counts.replies, &mut counts.replays, &mut counts.effects, &mut counts.unknowns]
+            .into_iter()
+            .for_each(|count| *count = 100);
+        counts.conflicts = 1;
+        for moment in Moment::ALL {
+            counts.faults.insert(fault_kind(Blow::Kill, moment), 100);
+        }
+        let missing = |counts: &Counts| -> Vec<String> {
+            let lacks = counts.lacks_kills(3).into_iter();
+            lacks.map(|lack| lack.split(':').next().unwrap_or_default().to_owned()).collect()
+        };
+        let all = Edge::ALL.map(Edge::name);
+        let mut found = missing(&counts);
+        found.sort();
+        let mut expected = all;
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        for edge in all {
+            counts.left.insert(edge, 3);
+        }
+        assert_eq!(missing(&counts), Vec::<String>::new());
+        counts.left.insert(Edge::Completed.name(), 2);
+        assert_eq!(counts.lacks_kills(3), ["left_completed: 2 of at least 3"]);
     }
 }

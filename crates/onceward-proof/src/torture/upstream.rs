@@ -140,20 +140,19 @@ impl Upstream {
         let attempt: u64 = request.number("onceward-attempt").unwrap_or(1);
         let mut random = StdRng::seed_from_u64(self.seed_of(&subject, attempt));
         let call = self.record.called(&subject, &charge.asks());
-        self.fleet.at(Moment::Called, slot);
+        self.fleet.at(Moment::Called, slot, &subject);
         let drawn = Manner::of(&mut random);
         let manner = if self.is_calm() { Manner::Acts } else { drawn };
         if manner.acts() {
             self.act(call, &subject)?;
-            self.fleet.at(Moment::Acted, slot);
+            self.fleet.at(Moment::Acted, slot, &subject);
         }
         if self.resends && call.is_multiple_of(4) {
             let again = self.record.called(&subject, &charge.asks());
             self.act(again, &subject)?;
             self.record.replied(again, None);
         }
-        self.fleet.at(Moment::Replied, slot);
-        Ok(self.answer(call, manner, &subject, stream, &mut random))
+        Ok(self.answer((call, slot), manner, &subject, stream, &mut random))
     }
 
     fn act(&self, call: CallNo, subject: &Subject) -> Result<()> {
@@ -164,7 +163,7 @@ impl Upstream {
     /// Sends what there is to be sent. It is recorded first, since others may be faster.
     fn answer(
         &self,
-        call: CallNo,
+        (call, slot): (CallNo, usize),
         manner: Manner,
         subject: &Subject,
         stream: &mut TcpStream,
@@ -199,6 +198,7 @@ impl Upstream {
             _ => (Some(answer), Then::GoesOn),
         };
         self.record.replied(call, answer);
+        self.fleet.at(Moment::Replied, slot, subject);
         let written = stream.write_all(&bytes).is_ok();
         if then == Then::Ends || !written {
             let _ = stream.shutdown(Shutdown::Both);

@@ -26,7 +26,7 @@ pub(crate) enum ConfigCommand {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RoutesCommand {
     /// Lists the routes in the order in which they are tried, the defaults last.
-    #[command(after_help = ROUTES_EXAMPLES)]
+    #[command(after_help = LIST_EXAMPLES)]
     List(FileArgs),
     /// Lists endpoints that change something, and ends with 2 when one of them is not protected.
     ///
@@ -104,7 +104,19 @@ Examples:
   onceward config contract onceward.toml > docs/idempotency.md
   onceward config contract onceward.toml -o json";
 
-const ROUTES_EXAMPLES: &str = "\
+pub(super) const CONFIG_EXAMPLES: &str = "\
+Examples:
+  onceward config check onceward.toml
+  onceward config show onceward.toml
+  onceward config contract onceward.toml > docs/idempotency.md";
+
+pub(super) const ROUTES_EXAMPLES: &str = "\
+Examples:
+  onceward routes list onceward.toml
+  onceward routes audit --openapi openapi.yaml --config onceward.toml
+  onceward routes shadow";
+
+const LIST_EXAMPLES: &str = "\
 Examples:
   onceward routes list onceward.toml
   onceward routes list onceward.toml -o json";

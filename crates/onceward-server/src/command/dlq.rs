@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::{
     Client, Output, Server,
     bulk::{self, Bulk},
+    examples,
     keys::{self, Because, given},
     outbox::{is_number, print_message, why},
     print, print_json,
@@ -22,11 +23,14 @@ use crate::admin::api::types::{
 pub(crate) enum Dlq {
     /// Lists dead letters: operations on which the reconciler has given up, the oldest first, and
     /// messages of the outbox that could not be delivered.
+    #[command(after_help = examples::DLQ_LIST)]
     List(keys::ListArgs),
     /// Hands operations back to the reconciler, which asks about them at once; has messages delivered
     /// anew. A message is named by its number.
+    #[command(after_help = examples::DLQ_REDRIVE)]
     Redrive(RedriveLetters),
     /// Deletes messages that are dead letters, and lets go what waited behind them.
+    #[command(after_help = examples::DLQ_DISCARD)]
     Discard(DiscardLetters),
 }
 

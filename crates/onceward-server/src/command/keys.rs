@@ -11,6 +11,7 @@ use onceward::{Key, Scope, record::RecordId};
 use super::{
     Client, Output, Server,
     bulk::{self, Bulk},
+    examples,
     outbox::is_number,
     print, print_json,
     table::{plain, table},
@@ -23,8 +24,10 @@ use crate::admin::api::types::{
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
     /// Lists records, the latest first.
+    #[command(after_help = examples::KEYS_LIST)]
     List(ListArgs),
     /// Shows one record, and what happened to it.
+    #[command(after_help = examples::KEYS_SHOW)]
     Show {
         #[command(flatten)]
         target: Target,
@@ -32,8 +35,10 @@ pub(crate) enum Keys {
         server: Server,
     },
     /// Says what had happened behind an unknown record.
+    #[command(after_help = examples::KEYS_RESOLVE)]
     Resolve(ResolveArgs),
     /// Says that unknown records did not act: the same requests may run again.
+    #[command(after_help = examples::KEYS_RELEASE)]
     Release {
         #[command(flatten)]
         looked_at: LookedAt,
@@ -47,6 +52,7 @@ pub(crate) enum Keys {
         server: Server,
     },
     /// Withdraws the replies of completed records: the next use of their keys runs.
+    #[command(after_help = examples::KEYS_VOID)]
     Void {
         #[command(flatten)]
         looked_at: LookedAt,
@@ -58,6 +64,7 @@ pub(crate) enum Keys {
         server: Server,
     },
     /// Prints records as lines of JSON.
+    #[command(after_help = examples::KEYS_EXPORT)]
     Export {
         #[command(flatten)]
         filter: FilterArgs,
@@ -69,8 +76,10 @@ pub(crate) enum Keys {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Unknown {
     /// Lists records whose outcome is unknown, the oldest first.
+    #[command(after_help = examples::UNKNOWN_LIST)]
     List(ListArgs),
     /// Has the running server ask about unknown records at once.
+    #[command(after_help = examples::UNKNOWN_RECONCILE)]
     Reconcile(RedriveArgs),
 }
 

@@ -8,7 +8,7 @@ use onceward::store::site::{Schema, Standing, Step};
 use serde_json::{Value, json};
 
 use super::{
-    Output, print, print_json,
+    Output, examples, print, print_json,
     site::{SiteArgs, failed},
     table::table,
 };
@@ -16,10 +16,13 @@ use super::{
 #[derive(Debug, Subcommand)]
 pub(crate) enum Migrate {
     /// Shows which migrations would be applied, and what they do. Changes nothing.
+    #[command(after_help = examples::MIGRATE_PLAN)]
     Plan(MigrateArgs),
     /// Applies what is pending, under a lock; says so if there is nothing to do.
+    #[command(after_help = examples::MIGRATE_UP)]
     Up(MigrateArgs),
     /// Tells which version is there and which one is known, and ends with 3 when something is pending.
+    #[command(after_help = examples::MIGRATE_STATUS)]
     Status(MigrateArgs),
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::{
-    Client, Output, Server,
+    Client, Output, Server, examples,
     keys::given,
     print, print_json,
     table::{plain, table},
@@ -16,8 +16,10 @@ use crate::admin::api::types::{MessageDetail, MessagePage, MessageView};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Outbox {
     /// Lists messages in the order in which they were staged.
+    #[command(after_help = examples::OUTBOX_LIST)]
     List(ListArgs),
     /// Shows one message, without its payload.
+    #[command(after_help = examples::OUTBOX_SHOW)]
     Show {
         /// Its number, as `outbox list` shows it.
         id: String,

@@ -6,15 +6,17 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use onceward::RingKey;
 
-use super::{Client, Output, Server, print, print_json, table::plain};
+use super::{Client, Output, Server, examples, print, print_json, table::plain};
 use crate::admin::api::types::{ErasureRequest, ErasureView};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Privacy {
     /// Prints a fresh secret for privacy.keys.
+    #[command(after_help = examples::PRIVACY_NEW_KEY)]
     NewKey,
     /// Erases the stored replies of one scope, by dropping the keys they are sealed with. Without
     /// --apply it only says what that would be.
+    #[command(after_help = examples::PRIVACY_ERASE)]
     Erase(EraseArgs),
 }
 

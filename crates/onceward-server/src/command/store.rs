@@ -5,14 +5,16 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::{Client, Output, Server, print, print_json};
+use super::{Client, Output, Server, examples, print, print_json};
 use crate::admin::api::{AcknowledgeRequest, RegressionView};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreCommand {
     /// Tells whether the store has lost data that it had acknowledged.
+    #[command(after_help = examples::STORE_STATUS)]
     Status(StatusArgs),
     /// Lets keys run again although the store has lost data. What was lost may then run twice.
+    #[command(after_help = examples::STORE_ACKNOWLEDGE)]
     Acknowledge(AcknowledgeArgs),
 }
 

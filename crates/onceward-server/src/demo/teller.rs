@@ -1,10 +1,14 @@
 //! How the story is told: plain text, with a little colour where somebody watches.
 
-use std::{io::IsTerminal as _, net::SocketAddr};
+use std::{
+    io::{IsTerminal as _, Write, stdout},
+    net::SocketAddr,
+};
 
 use super::{bank::Bank, client::CREDENTIAL, story::Story};
 
 pub(super) struct Teller {
+    to: Box<dyn Write + Send>,
     colour: bool,
     step: usize,
     checked: usize,
@@ -13,66 +17,78 @@ pub(super) struct Teller {
 
 impl Teller {
     pub(super) fn new() -> Self {
-        let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        Teller { colour, step: 0, checked: 0, differed: Vec::new() }
+        let colour = stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        Teller::to(Box::new(stdout()), colour)
     }
 
-    pub(super) fn introduce(&self, bank: &Bank, gateway: SocketAddr) {
-        println!("A bank serves http://{} and charges whoever asks.", bank.address());
-        println!("Onceward stands before it on http://{gateway}.");
-        println!("What really happened is in the bank's ledger, and each step is checked there.");
+    fn to(to: Box<dyn Write + Send>, colour: bool) -> Self {
+        Teller { to, colour, step: 0, checked: 0, differed: Vec::new() }
+    }
+
+    pub(super) fn introduce(&mut self, bank: &Bank, gateway: SocketAddr) {
+        self.say(&format!("A bank serves http://{} and charges whoever asks.", bank.address()));
+        self.say(&format!("Onceward stands before it on http://{gateway}."));
+        self.say("What really happened is in the bank's ledger, and each step is checked there.");
     }
 
     /// Begins a step.
     pub(super) fn step(&mut self, title: &str) {
         self.step += 1;
-        println!("\n{}", self.coloured(BOLD, &format!("{}. {title}", self.step)));
+        let title = self.coloured(BOLD, &format!("{}. {title}", self.step));
+        self.say(&format!("\n{title}"));
     }
 
     /// Compares what happened with what should have.
     pub(super) fn check(&mut self, what: &str, is_so: bool, found: impl FnOnce() -> String) {
         self.checked += 1;
         if is_so {
-            println!("   {} {what}", self.coloured(GREEN, "ok "));
+            self.say(&format!("   {} {what}", self.coloured(GREEN, "ok ")));
             return;
         }
         let found = found();
-        println!("   {} {what}; found: {found}", self.coloured(RED, "NOT"));
+        self.say(&format!("   {} {what}; found: {found}", self.coloured(RED, "NOT")));
         self.differed.push(format!("step {}: {what}; found: {found}", self.step));
     }
 
     /// Says how it went; `true` if all was as it should be.
-    pub(super) fn summarise(&self) -> bool {
-        println!();
+    pub(super) fn summarise(&mut self) -> bool {
+        let Teller { checked, step, .. } = *self;
         if self.differed.is_empty() {
-            println!("All {} checks in {} steps were as they should be.", self.checked, self.step);
+            self.say(&format!("\nAll {checked} checks in {step} steps were as they should be."));
             return true;
         }
-        println!("{} of {} checks differed:", self.differed.len(), self.checked);
-        for difference in &self.differed {
-            println!("  {difference}");
+        self.say(&format!("\n{} of {checked} checks differed:", self.differed.len()));
+        for difference in self.differed.clone() {
+            self.say(&format!("  {difference}"));
         }
         false
     }
 
     /// How to go on by hand.
-    pub(super) fn invite(&self, story: &Story) {
-        println!("\nBank and gateway go on. Try it yourself. A charge, then its retry:\n");
+    pub(super) fn invite(&mut self, story: &Story) {
+        self.say("\nBank and gateway go on. Try it yourself. A charge, then its retry:\n");
+        let gateway = story.gateway_address();
         let charge = |amount: u32| {
-            println!("  curl -i http://{}/charges \\", story.gateway_address());
-            println!("    -H 'Authorization: {CREDENTIAL}' \\");
-            println!("    -H 'Idempotency-Key: my-own-key-0000001' \\");
-            println!("    -H 'Content-Type: application/json' \\");
-            println!("    -d '{{\"account\":\"alice\",\"amount\":{amount}}}'\n");
+            format!(
+                "  curl -i http://{gateway}/charges \\\n    -H 'Authorization: {CREDENTIAL}' \\\n    \
+                 -H 'Idempotency-Key: my-own-key-0000001' \\\n    \
+                 -H 'Content-Type: application/json' \\\n    \
+                 -d '{{\"account\":\"alice\",\"amount\":{amount}}}'\n"
+            )
         };
-        charge(500);
-        charge(500);
-        println!("The same key for another amount, which is refused:\n");
-        charge(900);
-        println!("What the bank has done, and what the gateway has counted:\n");
-        println!("  curl http://{}/ledger", story.bank_address());
-        println!("  curl http://{}/metrics", story.admin_address());
-        println!("\nCtrl-C ends it.");
+        self.say(&charge(500));
+        self.say(&charge(500));
+        self.say("The same key for another amount, which is refused:\n");
+        self.say(&charge(900));
+        self.say("What the bank has done, and what the gateway has counted:\n");
+        self.say(&format!("  curl http://{}/ledger", story.bank_address()));
+        self.say(&format!("  curl http://{}/metrics", story.admin_address()));
+        self.say("\nCtrl-C ends it.");
+    }
+
+    /// One who does not listen any more has heard enough: the steps are checked all the same.
+    fn say(&mut self, line: &str) {
+        let _ = writeln!(self.to, "{line}");
     }
 
     fn coloured(&self, colour: &str, text: &str) -> String {
@@ -83,3 +99,61 @@ impl Teller {
 const BOLD: &str = "\x1b[1m";
 const GREEN: &str = "\x1b[32m";
 const RED: &str = "\x1b[31m";
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+
+    /// Whoever listens.
+    #[derive(Clone, Default)]
+    struct Listener(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Listener {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("lock").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Listener {
+        fn heard(&self) -> String {
+            String::from_utf8(self.0.lock().expect("lock").clone()).expect("text")
+        }
+    }
+
+    #[test]
+    fn a_check_that_fails_is_told_and_the_story_is_not_as_it_should_be() {
+        let listener = Listener::default();
+        let mut teller = Teller::to(Box::new(listener.clone()), false);
+        teller.step("A retry.");
+        teller.check("it is a replay", true, || unreachable!("nobody asks"));
+        teller.step("Another one.");
+        teller.check("the ledger has one charge more", false, || "2 more".to_owned());
+        assert!(!teller.summarise());
+        let expected = "\n1. A retry.\n   ok  it is a replay\n\n2. Another one.\n   \
+                        NOT the ledger has one charge more; found: 2 more\n\n\
+                        1 of 2 checks differed:\n  \
+                        step 2: the ledger has one charge more; found: 2 more\n";
+        assert_eq!(listener.heard(), expected);
+    }
+
+    #[test]
+    fn a_story_without_a_difference_is_as_it_should_be() {
+        let listener = Listener::default();
+        let mut teller = Teller::to(Box::new(listener.clone()), true);
+        teller.step("A retry.");
+        teller.check("it is a replay", true, || unreachable!("nobody asks"));
+        assert!(teller.summarise());
+        let heard = listener.heard();
+        assert!(heard.contains("All 1 checks in 1 steps were as they should be."), "{heard}");
+        assert!(!heard.contains("NOT") && heard.contains("\x1b[32mok "), "{heard:?}");
+    }
+}

@@ -124,8 +124,8 @@ fn kept(config: &Config) -> String {
          | what | how |\n| --- | --- |\n\
          | your key | {key} |\n\
          | headers and body of the reply | {reply} |\n\
-         | the body of the request | not kept, only a digest of it; where an operation runs in \
-         phases, like a reply until it ends |\n\
+         | the body of the request | not kept, only a digest of it; where an operation is queued \
+         or runs in phases, like a reply until it ends |\n\
          | method, path without query, status, times | as they were |\n\
          | credentials, cookies | never |\n\n"
     )

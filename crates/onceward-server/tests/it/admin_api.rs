@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use crate::support::{
     ALICE, Act, Answer, Gate, Gateway, TOKEN, Upstream, admin, binary, document, ok, post, raw,
-    refusal, response,
+    refusal, response, send,
 };
 
 /// A store of each kind, with what it lives in.
@@ -211,6 +211,46 @@ fn a_decision_holds_for_the_record_that_was_looked_at_and_for_no_other() {
         assert_eq!(refusal(&moved), (409, "record_changed".to_owned()));
         assert_eq!(list(&gateway, "state=unknown").len(), 1, "nothing happened");
         document(&change(&gateway, id, "release", &not_executed()));
+    }
+}
+
+#[test]
+fn a_list_is_sorted_by_the_end_of_retention_where_it_is_asked_for() {
+    const RETENTION: &str = "[[route]]\nmatch = \"POST /long\"\nretention = \"72h\"\n\
+        [[route]]\nmatch = \"POST /middle\"\nretention = \"48h\"\n";
+    for home in homes() {
+        let upstream = upstream();
+        let gateway = Gateway::with(upstream.address, &format!("{}{RETENTION}", home.toml));
+        for (number, path) in [(1, "/long"), (2, "/short"), (3, "/middle")] {
+            let request = format!(
+                "POST {path} HTTP/1.1\r\nHost: x\r\nIdempotency-Key: {}\r\n\
+                 Content-Length: 2\r\n\r\n{{}}",
+                key(number)
+            );
+            assert_eq!(send(gateway.address, &request).expect("an answer").status, 201);
+        }
+        for (asked, expected) in [
+            ("sort=expires_at", [1, 3, 2]),
+            ("sort=expires_at&order=ascending", [2, 3, 1]),
+            ("sort=created_at", [3, 2, 1]),
+            ("order=ascending", [1, 2, 3]),
+        ] {
+            let expected = expected.map(key);
+            let found = list(&gateway, asked);
+            let keys: Vec<&str> = found.iter().filter_map(|it| it["key"].as_str()).collect();
+            assert_eq!(keys, expected, "{asked}");
+            // Page by page the same.
+            let mut paged = Vec::new();
+            let mut after = String::new();
+            while paged.len() < 3 {
+                let path = format!("/api/v1/keys?{asked}&limit=1{after}");
+                let page = document(&admin(&gateway, "GET", &path, None));
+                paged.push(page["records"][0]["key"].as_str().expect("a key").to_owned());
+                after =
+                    page["next"].as_str().map(|next| format!("&after={next}")).unwrap_or_default();
+            }
+            assert_eq!((paged, after), (expected.to_vec(), String::new()), "{asked}");
+        }
     }
 }
 

@@ -174,6 +174,92 @@ fn the_contract_tells_clients_what_holds_for_each_route() {
     assert!(!plain.contains("idempotency_request_too_old"), "only where it can come");
 }
 
+/// A part of a page, from its heading to the next one.
+fn section<'p>(page: &'p str, heading: &str) -> &'p str {
+    let (_, rest) = page.split_once(&format!("## {heading}\n\n")).expect("a heading");
+    rest.split("\n## ").next().unwrap_or_default()
+}
+
+/// The rows of a table, by their first column.
+fn row<'p>(section: &'p str, first: &str) -> &'p str {
+    let mut rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let row = rows.find_map(|row| row.strip_prefix(first)?.strip_prefix(" | "));
+    row.unwrap_or_else(|| panic!("no row `{first}` in {section}"))
+}
+
+#[test]
+fn the_contract_tells_what_is_stored_of_a_request_and_how() {
+    const PRIVATE: &str = "[privacy]\nhash_keys = \"0123456789abcdef\"\n\
+        keys = [{ id = \"a\", secret = \"YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=\" }]\n";
+    for (toml, key, reply, kept) in [
+        ("", "as it was sent", "as it was sent", ["plain", "plain"]),
+        (PRIVATE, "a digest of it that needs a secret (HMAC)", "encrypted", ["hmac", "encrypted"]),
+    ] {
+        let page = with_file(toml, |file| stdout(&["config", "contract", file]));
+        let section = section(&page, "What is kept");
+        assert!(row(section, "your key").starts_with(key), "{section}");
+        assert!(row(section, "headers and body of the reply").starts_with(reply), "{section}");
+        let request = row(section, "the body of the request");
+        assert!(request.starts_with("not kept, only a digest of it; "), "{section}");
+        assert!(request.contains("queued or runs in phases, like a reply until it ends"));
+        assert_eq!(row(section, "method, path without query, status, times"), "as they were");
+        assert_eq!(row(section, "credentials, cookies"), "never");
+        let same = with_file(toml, |file| json(&["config", "contract", file, "-o", "json"]));
+        let told = [&same["kept"]["keys"], &same["kept"]["replies"]];
+        assert_eq!(told.map(|it| it.as_str().unwrap_or_default()), kept);
+    }
+}
+
+#[test]
+fn the_contract_tells_what_a_replay_is_and_by_what_it_is_known() {
+    let page = with_file("", |file| stdout(&["config", "contract", file]));
+    let section = section(&page, "What comes back");
+    for part in [
+        "its status, its body and its headers, without cookies, date, CORS and connection headers",
+        "A replay is the same status and the same bytes.",
+    ] {
+        assert!(section.contains(part), "{part} in {section}");
+    }
+    for (header, says) in [
+        ("`Idempotent-Replayed: true`", "this is a stored reply"),
+        ("`Idempotency-Expires`", "until when the reply is kept"),
+        ("`Idempotency-Generation`", "from 2 on: the key had expired, and ran again"),
+        ("`Retry-After`", "how many seconds to wait before the next attempt"),
+    ] {
+        assert_eq!(row(section, header), says);
+    }
+    let outcome = row(section, "`Onceward-Outcome`");
+    for word in ["`executed`", "`replayed`", "`conflict`", "`mismatch`", "`unknown`"] {
+        assert!(outcome.contains(word), "{word} in {outcome}");
+    }
+}
+
+#[test]
+fn the_contract_tells_of_each_status_whether_it_is_stored_runs_again_or_leaves_it_open() {
+    let toml = |word: &str| format!("[defaults]\non_5xx = \"{word}\"\n");
+    let (stored, again) = ([200, 301, 400].as_slice(), [401, 403, 408, 425, 429].as_slice());
+    let not_known = [502, 504].as_slice();
+    for (word, of_500, says) in [
+        ("retry", "runs_again", "passed on, and a retry runs again"),
+        ("store", "stored", "stored and replayed like any other reply"),
+        ("unknown", "unknown", "the outcome is unknown: a retry gets 409 and is not run"),
+    ] {
+        let toml = toml(word);
+        let told = with_file(&toml, |file| json(&["config", "contract", file, "-o", "json"]));
+        for (name, statuses) in [("stored", stored), ("runs_again", again), ("unknown", not_known)]
+        {
+            let more = if name == of_500 { [500, 503].as_slice() } else { &[] };
+            let mut expected = [statuses, more].concat();
+            expected.sort_unstable();
+            assert_eq!(told["routes"][0][name], Value::from(expected), "{word}: {name}");
+        }
+        let page = with_file(&toml, |file| stdout(&["config", "contract", file]));
+        assert_eq!(row(&page, "5xx of the service"), says);
+        let stored = row(&page, "stored");
+        assert!(stored.contains("except 401, 403, 408, 425 and 429"), "{stored}");
+    }
+}
+
 #[test]
 fn a_code_is_explained_and_a_typing_error_is_noticed() {
     let page = repository().join("docs/errors/idempotency_key_in_progress.md");

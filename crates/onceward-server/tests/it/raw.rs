@@ -2,11 +2,16 @@
 //! has judged, each in a form that can be read in one way.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     io::{Read as _, Write as _},
     net::{Shutdown, SocketAddr, TcpStream},
     thread,
     time::Duration,
 };
+
+use http::StatusCode;
+use onceward::rejection::Code;
 
 use crate::support::{Connection, Gate, Gateway, Upstream, ok, post, send, until_not_ready};
 
@@ -14,10 +19,12 @@ mod corpus; // ways to lie about lengths
 mod http2; // the same in frames
 mod strict; // an upstream that believes nothing
 mod ways; // ways in which the gateway answers
+mod world; // the gateways that answer so
 
 use corpus::{HIDDEN, framings};
 use strict::Strict;
-use ways::{WAYS, World};
+use ways::{WAYS, Way};
+use world::World;
 
 /// Silence that is taken for the end. What is still to come would only be found less often.
 const SILENCE: Duration = Duration::from_millis(150);
@@ -59,29 +66,16 @@ fn no_way_of_saying_how_long_a_body_is_brings_an_unjudged_request_to_upstream() 
     let upstream = Strict::start(gate.clone());
     let world = World::start(&upstream, &gate);
     let before = upstream.requests().len();
-    let corpus = framings();
-    thread::scope(|scope| {
-        for way in &WAYS {
-            let (corpus, to) = (&corpus, world.address(way));
-            scope.spawn(move || {
-                for (name, headers, body) in corpus {
-                    let request = way.request(headers, body);
-                    if name == "a plain length" {
-                        assert!(way.answers(to, &request), "{}: not {}", way.name, way.status);
-                    }
-                    let said = exchange(to, request.as_bytes());
-                    // An answer to what is hidden would be its refusal.
-                    let answers: Vec<&str> =
-                        said.lines().filter(|line| line.starts_with("HTTP/1.1 ")).collect();
-                    assert!(answers.len() <= 2, "{}, {name}: {answers:?}", way.name);
-                    if let Some(second) = answers.get(1) {
-                        assert!(second.starts_with("HTTP/1.1 4"), "{}, {name}: {second}", way.name);
-                    }
-                }
-            });
-        }
+    let told: Vec<String> = thread::scope(|scope| {
+        let trials = WAYS.iter().map(|way| {
+            let to = world.address(way);
+            scope.spawn(move || tried(way, to))
+        });
+        let trials: Vec<_> = trials.collect();
+        trials.into_iter().map(|trial| trial.join().expect("no panic")).collect()
     });
-    println!("{} ways, {} framings", WAYS.len(), corpus.len());
+    println!("{} ways, {} framings", WAYS.len(), framings().len());
+    ways_are_all(&told);
     assert_eq!(upstream.findings(), Vec::<String>::new());
     let seen = upstream.requests().split_off(before);
     let smuggled: Vec<_> = seen.iter().filter(|(line, _)| line.contains("smuggled")).collect();
@@ -96,9 +90,70 @@ fn no_way_of_saying_how_long_a_body_is_brings_an_unjudged_request_to_upstream() 
         assert!(passed > 5, "most bodies can be read: {passed} of {streamed}");
     }
     gate.open();
-    for gateway in world.gateways() {
+    for (gateway, status) in world.gateways() {
         let alive = exchange(gateway.address, b"GET /alive HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(alive.starts_with("HTTP/1.1 200"), "{alive}");
+        assert!(alive.starts_with(&format!("HTTP/1.1 {status}")), "{alive}");
+    }
+}
+
+/// Says all that can be said about a body on one way. Status and code of what the first is answered.
+fn tried(way: &Way, to: SocketAddr) -> String {
+    let mut told = None;
+    for (name, headers, body) in way.framings() {
+        let request = way.request(&headers, &body);
+        if name == "a plain length" {
+            told = way.answers(to, &request);
+            assert!(told.is_some(), "{}: not {}", way.name, way.status);
+        }
+        let said = exchange(to, request.as_bytes());
+        // An answer to what is hidden would be its refusal.
+        let answers: Vec<&str> =
+            said.lines().filter(|line| line.starts_with("HTTP/1.1 ")).collect();
+        assert!(answers.len() <= 2, "{}, {name}: {answers:?}", way.name);
+        if let Some(second) = answers.get(1) {
+            assert!(second.starts_with("HTTP/1.1 4"), "{}, {name}: {second}", way.name);
+        }
+    }
+    told.expect("a plain length")
+}
+
+/// What the gateway answers itself and no way leads to, and why that is.
+const NO_WAY: [(&str, &str); 3] = [
+    ("REQUEST_TIMEOUT", "of a body that does not end, after which the connection is closed"),
+    ("CONFLICT", "like a message that is taken: the whole body was read and signed"),
+    ("UNPROCESSABLE_ENTITY", "the same"),
+];
+
+/// Every code that the gateway answers with was among these answers, and every status that it answers
+/// with and has no words for.
+fn ways_are_all(told: &[String]) {
+    for code in Code::ALL {
+        let is_told = told.iter().any(|told| told.ends_with(code.name()));
+        assert!(is_told, "no way leads to {}: {told:?}", code.name());
+    }
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src/gateway");
+    let mut texts = vec![fs::read_to_string(format!("{sources}.rs")).expect("a source")];
+    for entry in fs::read_dir(sources).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_file() {
+            texts.push(fs::read_to_string(path).expect("a source"));
+        }
+    }
+    let answers = regex_lite::Regex::new(r"(?:bare|closing|later|Ok)\(StatusCode::([A-Z_]+)\)");
+    let answers = answers.expect("a pattern");
+    let found = texts.iter().flat_map(|text| answers.captures_iter(text));
+    let names: BTreeSet<&str> = found.map(|found| found.get(1).expect("a name").as_str()).collect();
+    assert!(names.len() > 8, "{names:?}");
+    for name in names {
+        let is_name = |status: &StatusCode| {
+            let reason = status.canonical_reason().unwrap_or_default();
+            reason.to_ascii_uppercase().replace(' ', "_") == name
+        };
+        let mut all = (100..600).filter_map(|number| StatusCode::from_u16(number).ok());
+        let status = all.find(is_name).expect(name).as_u16();
+        let is_told = told.contains(&format!("{status} -"));
+        let has_reason = NO_WAY.iter().any(|(without, _)| *without == name);
+        assert!(is_told != has_reason, "{name}: told {is_told}, named {has_reason}; {told:?}");
     }
 }
 

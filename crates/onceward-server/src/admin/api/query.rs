@@ -322,3 +322,6 @@ impl Parameters {
 fn cursor<C: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<C, Problem> {
     text.parse().map_err(|error: C::Err| bad("after", &error))
 }
+
+#[cfg(test)]
+mod tests;

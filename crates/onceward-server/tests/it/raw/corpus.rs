@@ -4,13 +4,18 @@ pub(super) const HIDDEN: &str = "POST /smuggled HTTP/1.1\r\nHost: x\r\nContent-L
 
 /// Ways to say how long a body is: a name, header lines, and the body.
 pub(super) fn framings() -> Vec<(String, String, String)> {
-    let length = HIDDEN.len();
+    framings_of(HIDDEN)
+}
+
+/// The same, where this is the body that can be read.
+pub(super) fn framings_of(message: &str) -> Vec<(String, String, String)> {
+    let length = message.len();
     let ended = format!("0\r\n\r\n{HIDDEN}");
     let mut all: Vec<(String, String, String)> = Vec::new();
     let mut add = |name: &str, headers: String, body: String| {
         all.push((name.to_owned(), headers, body));
     };
-    add("a plain length", format!("Content-Length: {length}\r\n"), HIDDEN.to_owned());
+    add("a plain length", format!("Content-Length: {length}\r\n"), message.to_owned());
     add("no length", String::new(), HIDDEN.to_owned());
     add("a length of nothing", "Content-Length: 0\r\n".to_owned(), HIDDEN.to_owned());
     for (name, headers) in [
@@ -58,16 +63,16 @@ pub(super) fn framings() -> Vec<(String, String, String)> {
         add(
             &format!("a length of {value:?}"),
             format!("Content-Length: {value}\r\n"),
-            HIDDEN.to_owned(),
+            message.to_owned(),
         );
     }
     let two = |first: usize, second: usize| {
         format!("Content-Length: {first}\r\nContent-Length: {second}\r\n")
     };
-    add("two lengths, the first short", two(0, length), HIDDEN.to_owned());
-    add("two lengths, the second short", two(length, 0), HIDDEN.to_owned());
-    add("two equal lengths", two(length, length), HIDDEN.to_owned());
-    add("a length : of", format!("Content-Length : {length}\r\n"), HIDDEN.to_owned());
+    add("two lengths, the first short", two(0, length), message.to_owned());
+    add("two lengths, the second short", two(length, 0), message.to_owned());
+    add("two equal lengths", two(length, length), message.to_owned());
+    add("a length : of", format!("Content-Length : {length}\r\n"), message.to_owned());
     chunks(&mut add, &ended);
     all
 }

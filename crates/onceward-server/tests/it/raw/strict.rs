@@ -6,6 +6,9 @@ use std::{
 
 use crate::support::{Gate, Upstream, response};
 
+/// What a large reply has.
+const LARGE: usize = 10_000;
+
 /// An upstream that takes nothing for granted: whatever could be read in two ways is a finding.
 pub(super) struct Strict {
     upstream: Upstream,
@@ -20,7 +23,8 @@ struct Book {
 }
 
 impl Strict {
-    /// A request whose key begins with `held` is answered when the gate is open.
+    /// A request whose key begins with `held` is answered when the gate is open, and one whose key begins
+    /// with `large` at length.
     pub(super) fn start(gate: Gate) -> Strict {
         let book = Arc::<Mutex<Book>>::default();
         let written = Arc::clone(&book);
@@ -29,12 +33,13 @@ impl Strict {
             loop {
                 match read(&mut stream) {
                     Ok(Some((line, key))) => {
-                        let held = key.starts_with("held");
+                        let (held, large) = (key.starts_with("held"), key.starts_with("large"));
                         written.lock().expect("lock").requests.push((line, key));
                         if held {
                             gate.pass();
                         }
-                        if stream.get_mut().write_all(&response(200, "", "done")).is_err() {
+                        let body = if large { "x".repeat(LARGE) } else { "done".to_owned() };
+                        if stream.get_mut().write_all(&response(200, "", &body)).is_err() {
                             return;
                         }
                     }

@@ -1,12 +1,17 @@
 //! Ways in which the gateway answers, most of them before a body was read.
 
-use std::{net::SocketAddr, path::Path, thread};
+use std::net::SocketAddr;
 
-use onceward_testbed::CutProxy;
-use tempfile::TempDir;
+use onceward::{Key, Scope, record::RecordId};
 
-use super::{HIDDEN, first_status, strict::Strict};
-use crate::support::{Gate, Gateway, Home, eventually, get, post, send};
+use super::{
+    corpus::{HIDDEN, framings_of},
+    world::{SECRET, ask_too_often},
+};
+use crate::{
+    reconciling::{now, signature},
+    support::{Gateway, send},
+};
 
 /// A way in which the gateway answers, as the first lines of a request.
 pub(super) struct Way {
@@ -14,12 +19,12 @@ pub(super) struct Way {
     head: &'static str,
     /// The first status for a body that can be read.
     pub(super) status: u16,
-    at: At,
+    pub(super) at: At,
 }
 
 /// Where a way leads along.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum At {
+pub(super) enum At {
     /// A gateway with routes of every kind.
     Usual,
     /// One whose callers have no quota left.
@@ -36,6 +41,12 @@ enum At {
     Credentials,
     /// One whose callers have asked too often.
     Busy,
+    /// One that is asked about operations more often than anybody may.
+    Asked,
+    /// One with little room for replies left.
+    Crowded,
+    /// One whose upstream takes no connection.
+    Unreachable,
 }
 
 macro_rules! way {
@@ -44,7 +55,7 @@ macro_rules! way {
     };
 }
 
-pub(super) const WAYS: [Way; 31] = [
+pub(super) const WAYS: [Way; 41] = [
     way!("no key", Usual, 400, "POST /charges HTTP/1.1"),
     way!("a malformed key", Usual, 400, "POST /charges HTTP/1.1", "Idempotency-Key: short"),
     way!(
@@ -194,190 +205,106 @@ pub(super) const WAYS: [Way; 31] = [
         "POST /charges HTTP/1.1",
         "Idempotency-Key: fresh-0000000000001"
     ),
+    way!("a tunnel", Usual, 405, "CONNECT x:443 HTTP/1.1"),
+    way!("a message in another way", Usual, 405, "PUT /.onceward/webhooks/bank HTTP/1.1"),
+    way!("a message that is too large", Usual, 413, "POST /.onceward/webhooks/bank HTTP/1.1"),
+    way!(
+        "a message that is signed and cannot be read",
+        Usual,
+        400,
+        "POST /.onceward/webhooks/bank HTTP/1.1",
+        "Signed: 1"
+    ),
+    way!(
+        "a message that is taken",
+        Usual,
+        200,
+        "POST /.onceward/webhooks/bank HTTP/1.1",
+        "Signed: 1"
+    ),
+    way!(
+        "questions of an address that are used up",
+        Asked,
+        429,
+        "GET /.onceward/operations/nobody HTTP/1.1",
+        "X-Forwarded-For: 192.0.2.7"
+    ),
+    way!(
+        "a replay for which there is no room",
+        Crowded,
+        503,
+        "POST /charges HTTP/1.1",
+        "Idempotency-Key: large-0000000000001"
+    ),
+    way!(
+        "an upstream that takes no connection",
+        Unreachable,
+        502,
+        "POST /charges HTTP/1.1",
+        "Idempotency-Key: fresh-0000000000001"
+    ),
+    way!("the same, unprotected", Unreachable, 502, "PUT /file HTTP/1.1"),
+    way!(
+        "accepted work that was given up",
+        Unreachable,
+        504,
+        "POST /queues HTTP/1.1",
+        "Idempotency-Key: given-up-000000001"
+    ),
 ];
 
-const ACCOUNT: &str = "X-Account: acme\r\n";
+/// More than a message of the bank may have.
+const TOO_LARGE: usize = (1 << 20) + 1;
+
+pub(super) const ACCOUNT: &str = "X-Account: acme\r\n";
 
 impl Way {
     pub(super) fn request(&self, headers: &str, body: &str) -> String {
         let account = if self.head.contains("No-Scope") { "" } else { ACCOUNT };
-        format!("{}Host: x\r\n{account}{headers}\r\n{body}", self.head)
+        let signed = match self.head.contains("Signed") {
+            true => {
+                format!("Onceward-Signature: {}\r\n", signature(SECRET, now(), &self.message()))
+            }
+            false => String::new(),
+        };
+        format!("{}Host: x\r\n{account}{signed}{headers}\r\n{body}", self.head)
     }
 
-    /// Whether this is the first status for a body that can be read. Whoever has asked too often may ask
-    /// again after a second, and finds a reply.
-    pub(super) fn answers(&self, to: SocketAddr, request: &str) -> bool {
-        let is_so = || first_status(to, request.as_bytes()) == self.status;
-        is_so() || (self.at == At::Busy && (0..20).any(|_| is_so()))
+    /// The body that can be read.
+    fn message(&self) -> String {
+        match self.name {
+            "a message that is too large" => format!("{}{HIDDEN}", "x".repeat(TOO_LARGE)),
+            "a message that is taken" => {
+                let scope = Scope::new("acme").expect("a scope");
+                let key = Key::new("replay-000000000001").expect("a key");
+                let operation = RecordId { scope, key }.handle();
+                format!("{{\"operation\":\"{operation}\",\"status\":\"pending\"}}")
+            }
+            _ => HIDDEN.to_owned(),
+        }
+    }
+
+    /// All that is said to be its body.
+    pub(super) fn framings(&self) -> Vec<(String, String, String)> {
+        framings_of(&self.message())
+    }
+
+    /// Status and code, if this is the first status for a body that can be read. Whoever has asked too
+    /// often may ask again after a while, and finds an answer.
+    pub(super) fn answers(&self, to: SocketAddr, request: &str) -> Option<String> {
+        let times = if matches!(self.at, At::Busy | At::Asked) { 20 } else { 1 };
+        (0..times).find_map(|_| {
+            if self.at == At::Asked {
+                ask_too_often(to);
+            }
+            let answer = send(to, request).expect("an answer");
+            (answer.status == self.status).then(|| answer.summary())
+        })
     }
 
     /// What makes it lead where it leads: the same with another body, if need be.
-    fn prepare(&self, gateway: &Gateway, body: &str) -> u16 {
+    pub(super) fn prepare(&self, gateway: &Gateway, body: &str) -> u16 {
         let request = self.request(&format!("Content-Length: {}\r\n", body.len()), body);
         send(gateway.address, &request).expect("an answer").status
     }
-}
-
-/// Gateways before one upstream, with the records that the ways need.
-pub(super) struct World {
-    usual: Gateway,
-    limited: Gateway,
-    full: Gateway,
-    down: Gateway,
-    old: Gateway,
-    regressed: Gateway,
-    credentials: Gateway,
-    busy: Gateway,
-    homes: [Home; 2],
-    _folder: TempDir,
-    proxy: CutProxy,
-}
-
-/// What is held is held until all is over.
-const SETTINGS: &str = "[scope]\nfrom = \"header:X-Account\"\n\
-    [defaults]\nlease = \"5m\"\nmax_execution = \"5m\"\n[limits]\nhead_timeout = \"5s\"\n";
-
-const ROUTES: &str = r#"
-[[route]]
-match = "POST /young"
-max_request_age = "1h"
-[[route]]
-match = "POST /small"
-request_bytes_max = 10
-[[route]]
-match = "POST /forgets"
-reply_bytes_max = 1
-[[route]]
-match = "POST /accepts"
-in_flight = "accepted"
-[[route]]
-match = "POST /queues"
-execution = "queued"
-[[route]]
-match = "POST /dies"
-lease = "1s"
-max_execution = "1s"
-[[route]]
-match = "POST /shadow"
-key = "shadow"
-[[webhook]]
-name = "bank"
-secret = "secret-of-the-bank-0123"
-operation = "/operation"
-attempt = "/attempt"
-routes = ["default"]
-outcome = "/status"
-completed = ["succeeded"]
-"#;
-
-impl World {
-    pub(super) fn start(upstream: &Strict, gate: &Gate) -> World {
-        let with = |more: &str| Gateway::with(upstream.address(), &format!("{SETTINGS}{more}"));
-        let (home, aging) = (Home::postgres(), Home::file());
-        let (proxy, url) = home.through_a_proxy();
-        let folder = tempfile::tempdir().expect("a folder");
-        let world = World {
-            usual: with(ROUTES),
-            limited: with("[quota]\nactive = 1\n"),
-            // With a body as large as those of the corpus, and what each request takes besides.
-            full: with("buffered_bytes = 6000\n"),
-            down: with(&format!("[store]\nurl = \"{url}\"\n")),
-            old: with(&aging.settings("")),
-            regressed: put_back(folder.path(), &with),
-            credentials: Gateway::with(upstream.address(), "[scope]\nfrom = \"authorization\"\n"),
-            busy: with("[quota]\nlookups_per_second = 1\n"),
-            homes: [home, aging],
-            _folder: folder,
-            proxy,
-        };
-        for way in &WAYS {
-            match way.name {
-                "a replay" | "a reply that was not stored" => {
-                    assert_eq!(way.prepare(&world.usual, HIDDEN), 200);
-                }
-                "a mismatch" => assert_eq!(way.prepare(&world.usual, "other"), 200),
-                "work that is queued" => assert_eq!(way.prepare(&world.usual, HIDDEN), 202),
-                "an unknown outcome" => assert_eq!(way.prepare(&world.usual, HIDDEN), 504),
-                "lookups that are used up" => assert_eq!(way.prepare(&world.busy, HIDDEN), 200),
-                "an expired key" => {
-                    assert_eq!(way.prepare(&world.old, HIDDEN), 200);
-                    world.homes[1].age(2);
-                }
-                _ => {}
-            }
-        }
-        let held = ["a conflict", "a duplicate that is accepted"];
-        let held = WAYS.iter().filter(|way| held.contains(&way.name));
-        let held = held.map(|way| (way, world.usual.address, HIDDEN.to_owned()));
-        // They take what the others then lack.
-        let taking = [At::Limited, At::Full].map(|at| {
-            let way = WAYS.iter().find(|way| way.at == at).expect("a way");
-            (way, world.address(way), "x".repeat(1_000))
-        });
-        for (way, to, body) in held.chain(taking) {
-            let headers = format!("Content-Length: {}\r\n", body.len());
-            let request = way.request(&headers, &body).replace("fresh-", "held-");
-            thread::spawn(move || send(to, &request));
-        }
-        gate.reached_by(6);
-        world.take_the_store_away();
-        world
-    }
-
-    /// Until the breaker knows it: when some requests have waited in vain.
-    fn take_the_store_away(&self) {
-        self.proxy.lead_to(None);
-        self.proxy.cut();
-        let down = WAYS.iter().find(|way| way.at == At::Down).expect("a way");
-        let request = down.request("Content-Length: 0\r\n", "");
-        let to = self.down.address;
-        eventually("a breaker that is open", || {
-            thread::scope(|scope| {
-                for _ in 0..4 {
-                    scope.spawn(|| assert_eq!(first_status(to, request.as_bytes()), 503));
-                }
-            });
-            get(self.down.admin, "/readyz").text().contains("breaker").then_some(())
-        });
-    }
-
-    pub(super) fn address(&self, way: &Way) -> SocketAddr {
-        match way.at {
-            At::Usual => self.usual.address,
-            At::Limited => self.limited.address,
-            At::Full => self.full.address,
-            At::Down => self.down.address,
-            At::Old => self.old.address,
-            At::Regressed => self.regressed.address,
-            At::Credentials => self.credentials.address,
-            At::Busy => self.busy.address,
-        }
-    }
-
-    pub(super) fn gateways(&self) -> [&Gateway; 8] {
-        let World { usual, limited, full, down, old, regressed, credentials, busy, .. } = self;
-        [usual, limited, full, down, old, regressed, credentials, busy]
-    }
-}
-
-/// A gateway that finds its file as it was before the last reply.
-fn put_back(folder: &Path, with: &impl Fn(&str) -> Gateway) -> Gateway {
-    let [file, copy, canary] = ["x.db", "copy.db", "canary"].map(|name| folder.join(name));
-    let settings = format!(
-        "[store]\nurl = \"file:{}\"\ncanary_file = \"{}\"\n",
-        file.display(),
-        canary.display()
-    );
-    let charge = |key: &str| {
-        let mut gateway = with(&settings);
-        let account = ACCOUNT.trim_end();
-        assert_eq!(post(gateway.address, key, "{}", &[account]).status, 200);
-        gateway.signal("TERM");
-        assert!(gateway.exit_status().success());
-    };
-    charge("early-00000000000001");
-    std::fs::copy(&file, &copy).expect("a copy");
-    charge("late-000000000000001");
-    std::fs::copy(&copy, &file).expect("a copy");
-    with(&settings)
 }
