@@ -1,6 +1,7 @@
 use std::{
     env, fs,
-    net::{Ipv4Addr, SocketAddr},
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::{Path, PathBuf},
     sync::OnceLock,
 };
@@ -75,6 +76,27 @@ impl DynamoDb {
     /// How the gateway is told of a table of it.
     pub fn url(&self, table: &str) -> String {
         format!("dynamodb://{table}?endpoint={}&region=local", self.endpoint())
+    }
+
+    /// What it says to a call of the service's protocol, whatever credentials come with it: head and body.
+    ///
+    /// # Panics
+    ///
+    /// If it does not answer.
+    pub fn call(&self, operation: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(self.address()).expect("connected");
+        let request = format!(
+            "POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Amz-Date: 20261118T000000Z\r\n\
+             X-Amz-Target: DynamoDB_20120810.{operation}\r\n\
+             Content-Type: application/x-amz-json-1.0\r\n\
+             Authorization: AWS4-HMAC-SHA256 Credential=a/20261118/local/dynamodb/aws4_request, \
+             SignedHeaders=host, Signature=x\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("written");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
     }
 
     /// Kills it, as a crash would.

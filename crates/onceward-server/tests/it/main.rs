@@ -14,6 +14,7 @@ mod cors; // pages in browsers
 mod demo; // the story
 mod deploy; // the image and the unit
 mod doctor; // whether a store can be relied on
+mod doctor_dynamodb; // the same of a table of DynamoDB
 mod doctor_stores; // the same of the other stores
 mod dynamodb; // records in a table of DynamoDB
 mod exit_codes; // how it ends

@@ -34,6 +34,7 @@ mod examine;
 mod item;
 mod list;
 mod meta;
+mod migrate;
 mod open;
 mod row;
 mod skew;

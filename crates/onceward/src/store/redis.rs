@@ -34,6 +34,7 @@ mod examine;
 mod link;
 mod list;
 mod look;
+mod migrate;
 mod open;
 mod promise;
 mod provider_ids;

@@ -10,9 +10,17 @@ mod schema; // versions, and who may use which
 mod skew; // how far the clock of a server is from ours
 
 pub use finding::{Class, Finding, Verdict};
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub(crate) use schema::{By, breaking, checksum_name, checksums, since};
+#[cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "dynamodb"
+))]
+pub(crate) use schema::{By, breaking, since};
 pub use schema::{Migration, Schema, Standing, Step};
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) use schema::{checksum_name, checksums};
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "redis"))]
 pub(crate) use skew::{ASKED, Asked, skew};
 

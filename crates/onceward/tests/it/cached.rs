@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use onceward::{
-    CachedStore, MemoryStore, Scope, SqliteOptions, SqliteStore, Store,
+    CachedStore, KeyRing, MemoryStore, Policy, RingKey, Scope, SealedStore, SqliteOptions,
+    SqliteStore, Store,
     clock::{Clock as _, ManualClock, SystemClock},
     record::State,
     store::{Ask, Reservation, Resolution, Resolve, Resolved, StoreErrorKind, Write},
@@ -15,7 +16,10 @@ use onceward::{
 use onceward_testbed::{CutProxy, Redis};
 use tempfile::TempDir;
 
-use crate::stores::postgres_store;
+use crate::{
+    service::{ACME, EVIL, Service, charge, says},
+    stores::postgres_store,
+};
 
 /// What is behind the cache.
 #[derive(Clone, Copy)]
@@ -376,4 +380,52 @@ async fn a_void_that_the_cache_cannot_be_told_of_is_refused_and_nothing_has_happ
     assert!(matches!(world.void(&asked).await, Ok(Resolved::Applied(_))));
     let next = world.other.reserve(retry(&asked)).await.expect("an answer");
     assert!(matches!(next, Reservation::Granted { .. }), "{next:?}");
+}
+
+/// A node whose replies are sealed before they come to the cache.
+fn sealed(inner: &Arc<CachedStore>) -> (Arc<SealedStore>, Service) {
+    let ring = KeyRing::new([RingKey::new("2026", [1; 32])]).expect("a ring");
+    let store = Arc::new(SealedStore::new(Arc::clone(inner) as Arc<dyn Store>, ring));
+    let given = Arc::clone(&store);
+    let work = |_| async { "a reply that nobody else may read" };
+    (store, Service::on(move |_| given, Policy::required(), work))
+}
+
+/// What is in the cache outlives the key that opens it.
+#[tokio::test]
+async fn a_reply_in_the_cache_is_replayed_by_no_node_once_its_scope_was_erased() {
+    const KEY: &str = "order-0000000000000001";
+    let World { one, other, durable: _durable, _folder, .. } = World::new(Behind::File).await;
+    let (one, other) = (Arc::new(one), Arc::new(other));
+    let ((erasing, at_one), (_, at_other)) = (sealed(&one), sealed(&other));
+    let of = |credential: &'static str| {
+        let mut request = charge(KEY);
+        let credential = http::HeaderValue::from_static(credential);
+        request.headers_mut().insert(http::header::AUTHORIZATION, credential);
+        request
+    };
+    for credential in [ACME, EVIL] {
+        assert_eq!(at_one.send(of(credential)).await.says(), says(200, "executed"));
+        for node in [&at_one, &at_other] {
+            assert_eq!(node.send(of(credential)).await.says(), says(200, "replayed"));
+        }
+    }
+    assert_eq!((one.hits(), other.hits()), (0, 2), "both replies are in the cache");
+
+    let scope = Scope::of_credential(ACME.as_bytes());
+    assert_eq!(erasing.drop_scope_keys(&scope, "ticket 9").await.expect("an answer"), 1);
+    assert_eq!(at_one.send(of(ACME)).await.says(), says(410, "reply_not_stored"));
+    assert_eq!(one.hits(), 1, "the entry was there, and nobody can open it");
+    // Other nodes remember keys for half a minute.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    tokio::time::resume();
+    assert_eq!(at_other.send(of(ACME)).await.says(), says(410, "reply_not_stored"));
+    let (_, at_new) = sealed(&other);
+    assert_eq!(at_new.send(of(ACME)).await.says(), says(410, "reply_not_stored"));
+    assert_eq!(other.hits(), 4, "of the entry, again");
+    for node in [&at_one, &at_other] {
+        assert_eq!(node.send(of(EVIL)).await.says(), says(200, "replayed"), "nobody else's");
+    }
+    assert_eq!((at_one.runs(), at_other.runs(), at_new.runs()), (2, 0, 0));
 }

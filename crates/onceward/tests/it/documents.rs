@@ -165,3 +165,94 @@ fn every_module_has_its_place_in_the_code_map() {
     }
     assert!(lost.is_empty(), "{}", lost.join("\n"));
 }
+
+/// What the page of each store has, by the headings under which it stands.
+const PARTS: [&str; 4] =
+    ["## What it promises", "## What it can lose", "## Sizing", "## When to choose it"];
+
+/// What stands under the heading that begins so.
+fn under<'p>(page: &'p str, heading: &str) -> &'p str {
+    let begun = page.split("\n## ").find_map(|part| part.strip_prefix(&heading[3..]));
+    begun.and_then(|part| part.split_once('\n')).map_or("", |(_, text)| text.trim())
+}
+
+#[test]
+fn the_page_of_each_store_says_what_it_promises_what_it_loses_its_size_and_when_to_choose_it() {
+    let guide = repository().join("docs/guide");
+    let choosing = fs::read_to_string(guide.join("stores.md")).expect("a page");
+    let mut lacking = Vec::new();
+    for store in ["memory", "file", "postgres", "mysql", "redis", "dynamodb", "cache"] {
+        let name = format!("{store}.md");
+        assert!(choosing.contains(&format!("]({name})")), "nothing leads to {name}");
+        let page = fs::read_to_string(guide.join(&name)).expect("a page");
+        let lacks = PARTS.iter().filter(|part| under(&page, part).len() < 80);
+        lacking.extend(lacks.map(|part| format!("{name}: {part}")));
+    }
+    assert!(lacking.is_empty(), "{}", lacking.join("\n"));
+    let hollow = "# A store\n\n## Sizing\n\n## When to choose it\n\nNever.\n";
+    assert_eq!(PARTS.map(|part| under(hollow, part)), ["", "", "", "Never."]);
+}
+
+/// The numbers that stand right before these words.
+fn numbers_before(text: &str, words: &str) -> Vec<u64> {
+    let before = text.match_indices(words).map(|(at, _)| &text[..at]);
+    let numbers = before.filter_map(|before| before.rsplit(char::is_whitespace).next());
+    numbers.filter_map(|number| number.replace(',', "").parse().ok()).collect()
+}
+
+/// A cell such as `12 + 2R`: units, and those for each kB of a reply.
+fn cost(cell: &str) -> Option<[u64; 2]> {
+    let parts = cell.trim_matches(['*', ' ']).split(" + ");
+    parts.fold(Some([0, 0]), |sum, part| {
+        let [units, replies] = sum?;
+        match part.strip_suffix('R') {
+            Some("") => Some([units, replies + 1]),
+            Some(times) => Some([units, replies + times.parse::<u64>().ok()?]),
+            None => Some([units + part.parse::<u64>().ok()?, replies]),
+        }
+    })
+}
+
+fn sum(costs: &[[u64; 2]]) -> [u64; 2] {
+    [0, 1].map(|which| costs.iter().map(|cost| cost[which]).sum())
+}
+
+/// All of it is reckoned from the table of what each call writes, with replies of 1 kB.
+#[test]
+fn what_a_key_costs_in_dynamodb_is_one_figure_on_both_pages() {
+    let page = |name: &str| {
+        fs::read_to_string(repository().join("docs/guide").join(name)).expect("a page")
+    };
+    let (dynamodb, stores) = (page("dynamodb.md"), page("stores.md"));
+    let table = dynamodb.split("| call | table |").nth(1).expect("a table");
+    let table = table.split("\n\n").next().expect("its end");
+    let rows: Vec<Vec<[u64; 2]>> =
+        table.lines().skip(2).map(|row| row.split('|').filter_map(cost).collect()).collect();
+    let (together, calls) = rows.split_last().expect("rows");
+    let each: Vec<[u64; 2]> = calls.iter().map(|call| call[3]).collect();
+    assert_eq!(calls.iter().map(|call| sum(&call[..3])).collect::<Vec<_>>(), each);
+    assert_eq!(together, &[sum(&each)]);
+
+    let a_key: u64 = together[0].iter().sum();
+    assert_eq!(numbers_before(&stores, " WCU a key"), [a_key]);
+    for (text, rates) in [(&dynamodb, &[1_000][..]), (&stores, &[200_000, 500])] {
+        let units: Vec<u64> = rates.iter().map(|keys| keys * a_key).collect();
+        assert_eq!(numbers_before(text, " WCU/s"), units);
+        assert!(text.contains("0.625 USD") && text.contains("0.00065 USD"), "the prices");
+        let on_demand = |units: u64| units * 30 * 86_400 * 625 / 1_000_000_000;
+        let provisioned = |units: u64| units * 30 * 24 * 65 / 100_000;
+        let dollars = |price: fn(u64) -> u64| units.iter().map(|it| price(*it)).collect();
+        let (on_demand, provisioned): (Vec<u64>, Vec<u64>) =
+            (dollars(on_demand), dollars(provisioned));
+        for (words, exact) in
+            [(" USD a month on demand", on_demand), (" USD a month provisioned", provisioned)]
+        {
+            let told = numbers_before(text, words);
+            assert_eq!(told.len(), exact.len(), "{words}");
+            for (told, exact) in told.iter().zip(&exact) {
+                assert!(told.abs_diff(*exact) * 100 <= *exact, "{told} is not {exact}{words}");
+            }
+        }
+        assert_eq!(numbers_before(text, " keys/s together"), [16 * 500]);
+    }
+}

@@ -225,11 +225,11 @@ async fn a_table_is_made_once_and_refused_when_it_is_not_ours() {
         .table_name(&table)
         .key("pk", AttributeValue::S("meta".to_owned()))
         .key("sk", AttributeValue::S("schema".to_owned()))
-        .update_expression("SET version = :v")
+        .update_expression("SET version = :v REMOVE compatible_since")
         .expression_attribute_values(":v", AttributeValue::N("9".to_owned()));
     other.send().await.expect("changed");
     let refused = DynamoStore::open(options_at(&endpoint, &table)).await;
-    assert!(matches!(refused, Err(DynamoOpenError::OtherVersion { found: 9, .. })));
+    assert!(matches!(refused, Err(DynamoOpenError::Newer { found: 9, known: 1, .. })));
 }
 
 /// Work at a crash: what was acknowledged is there, and nothing is granted twice.

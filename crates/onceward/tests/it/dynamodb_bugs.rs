@@ -12,7 +12,7 @@ use onceward_testbed::{CutProxy, DynamoDb};
 use crate::bugs::{found_by, found_in_a_race_by};
 
 /// What is sent, and what arrives.
-type Bug = (&'static str, &'static str);
+pub(crate) type Bug = (&'static str, &'static str);
 
 const NO_FENCE: Bug = ("#fence = :v2", "#fence >=:v2");
 const ATTEMPT_OR_FENCE: Bug =
@@ -21,7 +21,7 @@ const ATTEMPT_OR_FENCE: Bug =
 const NO_ATTEMPT: Bug = ("#state = :v0 AND #attempt", "#state = :v0  OR #attempt");
 const INSERTS_WITHOUT_CHECK: Bug = ("attribute_not_exists(pk)", "attribute_not_exists(qq)");
 const NO_STAMP: Bug = ("stamp = :seen", ":seen = :seen");
-const NO_OLD_ITEM: Bug = (
+pub(crate) const NO_OLD_ITEM: Bug = (
     "\"ReturnValuesOnConditionCheckFailure\":\"ALL_OLD\"",
     "\"ReturnValuesOnConditionCheckFailure\":\"NONE\"   ",
 );

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicI64, AtomicU32, Ordering::SeqCst},
     },
     time::{Duration, SystemTime},
@@ -75,25 +75,38 @@ pub(crate) struct Between {
     pub(crate) calls: Arc<AtomicU32>,
     /// How many seconds its date is ahead.
     pub(crate) ahead: Arc<AtomicI64>,
+    cancelled: Arc<Mutex<Cancelled>>,
 }
+
+/// How many of the next transactions are cancelled, and for which reasons.
+type Cancelled = (u32, &'static [&'static str]);
 
 impl Between {
     pub(crate) async fn start(target: SocketAddr, code: &'static str) -> Between {
         let (throttled, calls, ahead) = (Arc::default(), Arc::default(), Arc::default());
-        let between = Between { address: target, throttled, calls, ahead };
+        let cancelled = Arc::default();
+        let between = Between { address: target, throttled, calls, ahead, cancelled };
         let (throttled, calls) = (Arc::clone(&between.throttled), Arc::clone(&between.calls));
-        let ahead = Arc::clone(&between.ahead);
+        let (ahead, cancelled) = (Arc::clone(&between.ahead), Arc::clone(&between.cancelled));
         let client = legacy::Client::builder(TokioExecutor::new()).build_http();
         let handler = move |mut request: Request<Body>| {
             calls.fetch_add(1, SeqCst);
             let refuses =
                 throttled.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok();
+            let is_transaction = request.headers()["x-amz-target"]
+                .to_str()
+                .is_ok_and(|target| target.ends_with(".TransactWriteItems"));
+            let reasons = is_transaction.then(|| next_reasons(&cancelled)).flatten();
             let date = date(ahead.load(SeqCst));
             let client = client.clone();
             async move {
                 if refuses {
                     let kind = format!("com.amazonaws.dynamodb.v20120810#{code}");
                     let body = format!("{{\"__type\":\"{kind}\",\"message\":\"too much\"}}");
+                    return Response::builder().status(400).body(Body::from(body)).expect("one");
+                }
+                if let Some(reasons) = reasons {
+                    let body = cancellation(reasons);
                     return Response::builder().status(400).body(Body::from(body)).expect("one");
                 }
                 *request.uri_mut() = Uri::try_from(format!("http://{target}/")).expect("a URI");
@@ -114,6 +127,26 @@ impl Between {
     pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
+
+    /// Cancels so many of the next transactions, for these reasons.
+    pub(crate) fn cancel(&self, times: u32, reasons: &'static [&'static str]) {
+        *self.cancelled.lock().expect("not poisoned") = (times, reasons);
+    }
+}
+
+/// Why this transaction is cancelled, if it is.
+fn next_reasons(cancelled: &Mutex<Cancelled>) -> Option<&'static [&'static str]> {
+    let mut cancelled = cancelled.lock().expect("not poisoned");
+    cancelled.0 = cancelled.0.checked_sub(1)?;
+    Some(cancelled.1)
+}
+
+/// How the service says so.
+fn cancellation(reasons: &[&str]) -> String {
+    let reasons: Vec<_> = reasons.iter().map(|code| serde_json::json!({ "Code": code })).collect();
+    let kind = "com.amazonaws.dynamodb.v20120810#TransactionCanceledException";
+    serde_json::json!({ "__type": kind, "message": "cancelled", "CancellationReasons": reasons })
+        .to_string()
 }
 
 fn date(ahead: i64) -> String {

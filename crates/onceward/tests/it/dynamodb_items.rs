@@ -1,8 +1,11 @@
 //! A handler that completes in its own `TransactWriteItems`: its items and its reply, or neither.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU32, Ordering::SeqCst},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
 };
 
 use aws_sdk_dynamodb::{
@@ -16,13 +19,13 @@ use axum::{Router, extract::State as Shared};
 use http::StatusCode;
 use onceward::{
     DynamoStore, Effects, Idempotency, ItemsError, KeyRing, Operation, Policy, Reply, RingKey,
-    SealedStore, Store,
+    SealedStore, Settings, Store, store::StoreErrorKind,
 };
 use onceward_testbed::{CutProxy, DynamoDb};
 use tower::ServiceExt as _;
 
 use crate::{
-    dynamodb_home::{client_at, items, new_table, store_at},
+    dynamodb_home::{Between, client_at, items, new_table, store_at},
     service::{Answer, charge, says},
 };
 
@@ -78,6 +81,14 @@ impl Orders {
 
     fn serve(&self) -> Router {
         self.serve_on(Arc::clone(&self.store) as _)
+    }
+
+    /// Whose store has no more time than this.
+    fn serve_for(&self, store_deadline: Duration) -> Router {
+        let local = Policy::required().effects(Effects::Local).expect("allowed");
+        let settings = Settings { store_deadline, ..Settings::default() };
+        let layer = Idempotency::with_settings(Arc::clone(&self.store) as _, local, settings);
+        Router::new().fallback(order).with_state(self.clone()).layer(layer)
     }
 
     /// How many orders were written.
@@ -180,6 +191,38 @@ async fn a_transaction_whose_answer_is_lost_is_committed_once() {
     let first = send(&orders.serve()).await;
     assert_eq!((first.says(), proxy.sprung()), (says(201, "executed"), 1));
     assert_eq!((orders.written().await, orders.runs.load(SeqCst)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_throttled_or_meets_another_is_committed_when_that_is_over() {
+    let between = Between::start(DynamoDb::shared().address(), "unused").await;
+    for reasons in [&["None", "ThrottlingError"], &["TransactionConflict", "None"]] {
+        let orders = Orders::open(&between.endpoint()).await;
+        let app = orders.serve();
+        let before = between.calls.load(SeqCst);
+        between.cancel(3, reasons);
+        assert_eq!(send(&app).await.says(), says(201, "executed"), "{reasons:?}");
+        assert_eq!(between.calls.load(SeqCst) - before, 4, "three were cancelled: {reasons:?}");
+        assert_eq!(send(&app).await.says(), says(201, "replayed"), "{reasons:?}");
+        assert_eq!((orders.written().await, orders.runs.load(SeqCst)), (1, 1), "{reasons:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_throttled_for_too_long_is_told_as_back_pressure() {
+    let between = Between::start(DynamoDb::shared().address(), "unused").await;
+    let orders = Orders::open(&between.endpoint()).await;
+    between.cancel(u32::MAX, &["None", "ThrottlingError"]);
+    let app = orders.serve_for(Duration::from_millis(300));
+    assert_eq!(send(&app).await.says(), says(500, "not_executed"));
+    let why = orders.failed.lock().expect("not poisoned").take();
+    let Some(ItemsError::Store(error)) = why else { panic!("{why:?}") };
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "nothing was written");
+    assert_eq!(orders.written().await, 0);
+    // The same key runs again when there is room.
+    between.cancel(0, &[]);
+    assert_eq!(send(&app).await.says(), says(201, "executed"));
+    assert_eq!((orders.written().await, orders.runs.load(SeqCst)), (1, 2));
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ macro_rules! script {
 }
 
 pub(crate) const RESERVE: &str = script!("#!lua\n", "evicted.lua", "reserve.lua");
-const WRITE: &str = script!("#!lua flags=allow-oom\n", "write.lua");
+pub(crate) const WRITE: &str = script!("#!lua flags=allow-oom\n", "write.lua");
 pub(crate) const CHANGE: &str = script!("#!lua flags=allow-oom\n", "evicted.lua", "change.lua");
 
 const PULSE: &str = script!("#!lua flags=allow-oom\n", "pulse.lua");

@@ -69,13 +69,17 @@ async fn a_store_keeps_its_number_of_buckets() {
 }
 
 #[tokio::test]
-async fn a_layout_of_another_version_is_refused() {
+async fn a_layout_of_a_version_that_does_not_let_this_one_in_is_refused() {
     let redis = Redis::shared();
     let prefix = format!("home_{:016x}", rand::random::<u64>());
-    redis.cli(&["SET", &format!("{{{prefix}:0}}layout"), "2 128"]);
-    let options = RedisOptions::best_effort(redis.url()).prefix(prefix);
-    let refused = RedisStore::connect(options).await.expect_err("it is refused");
-    assert!(matches!(refused, RedisConnectError::Layout { .. }), "{refused}");
+    let options = RedisOptions::best_effort(redis.url()).prefix(prefix.clone());
+    for layout in ["2 128", "2 128 2"] {
+        redis.cli(&["SET", &format!("{{{prefix}:0}}layout"), layout]);
+        let refused = RedisStore::connect(options.clone()).await.expect_err("it is refused");
+        assert!(matches!(refused, RedisConnectError::Newer { found: 2, known: 1 }), "{refused}");
+    }
+    redis.cli(&["SET", &format!("{{{prefix}:0}}layout"), "2 128 1"]);
+    RedisStore::connect(options).await.expect("it is let in");
 }
 
 #[tokio::test]

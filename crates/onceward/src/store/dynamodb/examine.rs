@@ -7,24 +7,16 @@ use aws_sdk_dynamodb::{
 
 use super::{
     DynamoStore, Inner,
-    call::{Failed, Kind, damaged},
-    item::Reader,
-    open::{BY_DUE, BY_LISTED, DynamoOptions, SCHEMA},
+    call::{Failed, Kind},
+    migrate::{MIGRATIONS, schema_of},
+    open::{BY_DUE, BY_LISTED, DynamoOptions},
 };
 use crate::store::{
     StoreError,
-    site::{Finding, Migration, Schema, Site, SiteFuture, Step},
+    site::{By, Finding, Schema, Site, SiteFuture, Step},
 };
 
 mod permissions; // of the role that it is called by
-
-/// The only version so far.
-static MIGRATIONS: [Migration; 1] = [Migration {
-    name: "table",
-    about: "creates the table and its two indexes, and writes down the version of its items",
-    sql: "",
-    breaks: true,
-}];
 
 impl Site for DynamoOptions {
     fn examine(&self) -> SiteFuture<'_, Vec<Finding>> {
@@ -58,9 +50,9 @@ impl Site for DynamoOptions {
 
     fn migrate(&self) -> SiteFuture<'_, Vec<Step>> {
         Box::pin(async {
-            let before = self.schema().await?;
-            DynamoStore::open(self.clone().create_table(true)).await?;
-            Ok(before.pending)
+            let options = self.clone().create_table(true);
+            let (_, applied) = DynamoStore::open_by(options, MIGRATIONS, By::Hand).await?;
+            Ok(applied)
         })
     }
 }
@@ -79,10 +71,7 @@ impl Inner {
 
     async fn version(&self, is_there: bool) -> Result<Schema, StoreError> {
         let item = if is_there { self.schema().await? } else { None };
-        let Some(item) = item else { return Ok(Schema::new(0, None, &MIGRATIONS)) };
-        let found = Reader(&item).integer("version").map_err(damaged)?;
-        let since = (found <= SCHEMA).then_some(1);
-        Ok(Schema::new(u32::try_from(found).unwrap_or(u32::MAX), since, &MIGRATIONS))
+        schema_of(item.as_ref(), MIGRATIONS)
     }
 }
 

@@ -19,17 +19,18 @@ use tokio::time::{Instant, sleep};
 use super::{
     ANSWER_TIME_MAX, DynamoStore, Inner, STORE,
     call::{Calls, Failed, Kind, damaged},
-    item::{Item, Put as _, Reader, key, number},
+    item::{Item, Reader},
+    migrate::{MIGRATIONS, schema_key},
     skew::Skew,
     table::Slice,
 };
 use crate::{
     clock::{Clock, SystemClock},
-    store::{StoreError, StoreErrorKind},
+    store::{
+        StoreError, StoreErrorKind,
+        site::{By, Migration, Step},
+    },
 };
-
-/// The version of the items in a table.
-pub(super) const SCHEMA: i64 = 1;
 
 /// How long a table may take to be made.
 const MADE_WITHIN: Duration = Duration::from_secs(120);
@@ -76,13 +77,29 @@ pub enum DynamoOpenError {
         /// The index that is missing.
         index: &'static str,
     },
-    /// It is somebody else's, or of another version of this library.
-    #[error("the table {table} has items of version {found}, and this is version {SCHEMA}")]
-    OtherVersion {
+    /// It is of a version that does not let this one in.
+    #[error(
+        "the table {table} has items of version {found}, and this version knows {known}; use a newer \
+         onceward"
+    )]
+    Newer {
         /// Its name.
         table: String,
         /// The version of what is in it.
-        found: i64,
+        found: u32,
+        /// The newest version that is known here.
+        known: u32,
+    },
+    /// What is pending shuts out processes that may be at work.
+    #[error(
+        "the migration `{migration}` of the table {table} shuts out older processes: stop them, and run \
+         `onceward migrate up`"
+    )]
+    Breaking {
+        /// Its name.
+        table: String,
+        /// The migration.
+        migration: &'static str,
     },
 }
 
@@ -195,11 +212,20 @@ impl DynamoStore {
     ///
     /// # Errors
     /// When the service does not answer or refuses, when there is no such table and none is to be
-    /// created, and when what is in it is of another version.
+    /// created, and when what is in it is of a version that does not let this one in.
     ///
     /// # Cancel safety
     /// May be dropped; a table may have been created.
     pub async fn open(options: DynamoOptions) -> Result<Self, DynamoOpenError> {
+        Self::open_by(options, MIGRATIONS, By::Start).await.map(|(store, _)| store)
+    }
+
+    /// The same with these migrations, and which of them were made.
+    pub(super) async fn open_by(
+        options: DynamoOptions,
+        migrations: &'static [Migration],
+        by: By,
+    ) -> Result<(Self, Vec<Step>), DynamoOpenError> {
         let mut inner = options.inner().await;
         let unavailable = DynamoOpenError::Unavailable;
         let described = match inner.schema().await {
@@ -214,31 +240,19 @@ impl DynamoStore {
             // It may be on its way, made by another process.
             Err(_) => None,
         };
-        let described = match described {
-            Some(found) => found,
-            None => {
-                inner.wait_until_ready().await?;
-                inner.describe().await.map_err(unavailable)?
-            }
-        };
-        let read = Reader(&described);
-        let found = read.integer("version").map_err(damaged).map_err(unavailable)?;
-        if found != SCHEMA {
-            return Err(DynamoOpenError::OtherVersion { table: options.table, found });
+        if described.is_none() {
+            inner.wait_until_ready().await?;
         }
-        inner.shards = read.number("shards").map_err(damaged).map_err(unavailable)?;
+        let (described, applied) = inner.bring_up(described, migrations, by).await?;
+        let shards = Reader(&described).number("shards");
+        inner.shards = shards.map_err(damaged).map_err(unavailable)?;
         for (index, names) in [(BY_DUE, ("due", "due_at")), (BY_LISTED, ("listed", "listed_at"))] {
             if !inner.has_index(index, names).await.map_err(unavailable)? {
                 return Err(DynamoOpenError::NoIndex { table: options.table, index });
             }
         }
-        Ok(DynamoStore(Arc::new(inner)))
+        Ok((DynamoStore(Arc::new(inner)), applied))
     }
-}
-
-/// What the table says of itself.
-pub(super) fn schema_key() -> Item {
-    key("meta", "schema")
 }
 
 impl Inner {
@@ -259,17 +273,6 @@ impl Inner {
         match said {
             Some("ValidationException") => Ok(false),
             _ => Err(error),
-        }
-    }
-
-    /// Writes down the version of an empty table, unless somebody else was faster.
-    async fn describe(&self) -> Result<Item, StoreError> {
-        let item = schema_key()
-            .with("version", number(SCHEMA))
-            .with("shards", number(i64::from(self.shards)));
-        match self.put_new(item.clone()).await? {
-            None => Ok(item),
-            Some(found) => Ok(found),
         }
     }
 

@@ -10,6 +10,7 @@ use super::{
     address::member,
     error::{unavailable, unreadable},
     evictions::Evictions,
+    migrate::MIGRATIONS,
     row::{audit_args, micros, number},
     script::Script,
     tally::Name,
@@ -19,7 +20,7 @@ use crate::{
     clock::Timestamp,
     machine,
     record::AuditRecord,
-    store::{Beat, Beaten, Pulse, Regression, StoreError},
+    store::{Beat, Beaten, Pulse, Regression, StoreError, site::By},
 };
 
 /// How often a beat is tried that others of the same node are in the way of.
@@ -141,8 +142,8 @@ impl RedisStore {
     /// In a store that was emptied, somebody else might begin with another one: two would not find each
     /// other's records.
     async fn keep_layout(&self) -> Result<(), StoreError> {
-        match self.agree_on_layout().await {
-            Ok(buckets) if buckets == self.client.layout.buckets => Ok(()),
+        match self.bring_up(MIGRATIONS, By::Start).await {
+            Ok((buckets, _)) if buckets == self.client.layout.buckets => Ok(()),
             Err(RedisConnectError::Unreachable(error)) => Err(error),
             Ok(_) | Err(_) => Err(unavailable("the records are laid out in another way by now")),
         }

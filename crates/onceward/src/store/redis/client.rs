@@ -17,7 +17,7 @@ use super::{
     link::{Call, Failed, Link, Open},
     script::Script,
     tally::{Name, Tally},
-    value::Parts,
+    value::{Parts, bytes},
 };
 use crate::{
     clock::Clock,
@@ -173,6 +173,23 @@ impl Client {
     ) -> Result<(Name, Parts), StoreError> {
         let (name, answer) = self.repeat(bucket, What::Counted(call)).await?;
         Ok((name, Parts::of(answer)?))
+    }
+
+    /// Runs a script that connections do not load when they are made. By its digest: a user that may run our
+    /// scripts need not be allowed to run others.
+    pub(super) async fn run(
+        &self,
+        bucket: u16,
+        source: &str,
+        keys: &[Vec<u8>],
+        args: &[Vec<u8>],
+    ) -> Result<Value, StoreError> {
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg(source);
+        let digest = bytes(self.command(bucket, &load).await?)?;
+        let mut run = redis::cmd("EVALSHA");
+        run.arg(&digest[..]).arg(keys.len()).arg(keys).arg(args);
+        self.command(bucket, &run).await
     }
 
     pub(super) async fn command(&self, bucket: u16, command: &Cmd) -> Result<Value, StoreError> {

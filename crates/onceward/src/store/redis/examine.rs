@@ -5,7 +5,7 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use redis::{FromRedisValue as _, Value};
+use redis::FromRedisValue as _;
 
 use super::{
     RedisStore,
@@ -13,21 +13,14 @@ use super::{
     client::Client,
     evictions::NO_EVICTION,
     link::{Link, field},
+    migrate::{MIGRATIONS, schema},
     open::servers,
-    open::{LAYOUT_VERSION, MAJOR_VERSION_MIN, RedisConnectError, RedisOptions, reach, read_url},
+    open::{MAJOR_VERSION_MIN, RedisConnectError, RedisOptions, reach, read_url},
     value::bytes,
 };
-use crate::store::site::{ASKED, Asked, Finding, Migration, Schema, Site, SiteFuture, Step, skew};
+use crate::store::site::{ASKED, Asked, By, Finding, Schema, Site, SiteFuture, Step, skew};
 
 mod permissions; // of the user that it connects as
-
-/// The only version so far.
-static MIGRATIONS: [Migration; 1] = [Migration {
-    name: "layout",
-    about: "writes down the version of the keys and over how many buckets they are spread",
-    sql: "",
-    breaks: true,
-}];
 
 impl Site for RedisOptions {
     fn examine(&self) -> SiteFuture<'_, Vec<Finding>> {
@@ -51,9 +44,8 @@ impl Site for RedisOptions {
 
     fn migrate(&self) -> SiteFuture<'_, Vec<Step>> {
         Box::pin(async {
-            let before = schema(&self.reached().await?).await?;
-            RedisStore::connect(self.clone()).await?;
-            Ok(before.pending)
+            let (_, applied) = RedisStore::connect_by(self.clone(), MIGRATIONS, By::Hand).await?;
+            Ok(applied)
         })
     }
 }
@@ -64,18 +56,6 @@ impl RedisOptions {
         let layout = Layout { prefix: self.prefix.clone(), buckets: self.buckets };
         Ok(reach(&infos, cluster, layout, self.clock.clone()).await?.0)
     }
-}
-
-async fn schema(client: &Client) -> Result<Schema, RedisConnectError> {
-    let mut get = redis::cmd("GET");
-    get.arg(client.layout.key(0, "layout", b""));
-    let found = match client.command(0, &get).await? {
-        Value::Nil => return Ok(Schema::new(0, None, &MIGRATIONS)),
-        found => String::from_utf8_lossy(&bytes(found)?).into_owned(),
-    };
-    let version = found.split(' ').next().and_then(|version| version.parse().ok());
-    let version: u32 = version.ok_or(RedisConnectError::Layout { found })?;
-    Ok(Schema::new(version, (version <= LAYOUT_VERSION).then_some(LAYOUT_VERSION), &MIGRATIONS))
 }
 
 /// One server: its settings, as far as it tells them.

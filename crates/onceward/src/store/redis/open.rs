@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use redis::{ConnectionInfo, IntoConnectionInfo as _, Value};
+use redis::{ConnectionInfo, IntoConnectionInfo as _};
 use tracing::warn;
 
 use super::{
@@ -12,13 +12,17 @@ use super::{
     error::{Remedy, remedy, store_error},
     evictions::NO_EVICTION,
     link::{Failed, Link, field},
+    migrate::MIGRATIONS,
     script::EVICTED,
     value::bytes,
 };
-use crate::{clock::Clock, store::StoreError};
-
-/// The version of the keys, the hashes and the scripts.
-pub(super) const LAYOUT_VERSION: u32 = 1;
+use crate::{
+    clock::Clock,
+    store::{
+        StoreError,
+        site::{By, Migration, Step},
+    },
+};
 
 /// The first server that has all that the scripts need.
 pub(super) const MAJOR_VERSION_MIN: u32 = 7;
@@ -103,13 +107,31 @@ pub enum RedisConnectError {
     /// The URL says one thing and the server another.
     #[error("{0}")]
     Kind(&'static str),
-    /// What is in it was made by another version.
-    #[error(
-        "the records in the Redis server have the layout {found:?}, which this version does not know"
-    )]
+    /// What it says of its records is nothing of ours.
+    #[error("the records in the Redis server have the layout {found:?}, which is none of ours")]
     Layout {
         /// As it is stored.
         found: String,
+    },
+    /// Its records are of a version that does not let this one in.
+    #[error(
+        "the records in the Redis server have version {found}, and this version knows {known}; use a \
+         newer onceward"
+    )]
+    Newer {
+        /// The version that they have.
+        found: u32,
+        /// The newest version that is known here.
+        known: u32,
+    },
+    /// What is pending shuts out processes that may be at work.
+    #[error(
+        "the migration `{migration}` of the records in the Redis server shuts out older processes: stop \
+         them, and run `onceward migrate up`"
+    )]
+    Breaking {
+        /// The migration.
+        migration: &'static str,
     },
 }
 
@@ -128,6 +150,15 @@ impl RedisStore {
     /// # Cancel safety
     /// May be dropped.
     pub async fn connect(options: RedisOptions) -> Result<Self, RedisConnectError> {
+        Self::connect_by(options, MIGRATIONS, By::Start).await.map(|(store, _)| store)
+    }
+
+    /// The same with these migrations, and which of them were made.
+    pub(super) async fn connect_by(
+        options: RedisOptions,
+        migrations: &'static [Migration],
+        by: By,
+    ) -> Result<(Self, Vec<Step>), RedisConnectError> {
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         if options.prefix.is_empty() || !options.prefix.bytes().all(is_good) {
             let bad = "a prefix is letters, digits, '-', '_' and '.'";
@@ -140,7 +171,7 @@ impl RedisStore {
             check(&server, cluster).await?;
         }
         let store = RedisStore { client };
-        let buckets = store.agree_on_layout().await?;
+        let (buckets, applied) = store.bring_up(migrations, by).await?;
         let store = match buckets == layout.buckets {
             true => store,
             false => {
@@ -153,13 +184,13 @@ impl RedisStore {
             }
         };
         store.ask_scripts_for_evictions().await?;
-        Ok(store)
+        Ok((store, applied))
     }
 
     /// Each server: some let us ask, and not our scripts.
     async fn ask_scripts_for_evictions(&self) -> Result<(), StoreError> {
         for bucket in self.bucket_of_each_server() {
-            let told = self.client.command(bucket, redis::cmd("EVAL").arg(EVICTED).arg(0)).await?;
+            let told = self.client.run(bucket, EVICTED, &[], &[]).await?;
             if bytes(told)?.is_empty() {
                 warn!(
                     "the Redis server does not tell scripts what it evicts: a key that is evicted may \
@@ -168,28 +199,6 @@ impl RedisStore {
             }
         }
         Ok(())
-    }
-
-    /// The number of buckets that the store has, which it is told if it is new.
-    pub(super) async fn agree_on_layout(&self) -> Result<u16, RedisConnectError> {
-        let layout = &self.client.layout;
-        let wanted = format!("{LAYOUT_VERSION} {}", layout.buckets);
-        let key = layout.key(0, "layout", b"");
-        // Looked at first: a server that is full refuses to set it even where it is set.
-        let mut found = self.client.command(0, redis::cmd("GET").arg(&key)).await?;
-        if found == Value::Nil {
-            self.note_what_was_evicted_before().await?;
-            let mut agree = redis::cmd("SET");
-            agree.arg(&key).arg(&wanted).arg("NX").arg("GET");
-            found = self.client.command(0, &agree).await?;
-        }
-        let found = match found {
-            Value::Nil => return Ok(layout.buckets),
-            found => String::from_utf8_lossy(&bytes(found)?).into_owned(),
-        };
-        let buckets = found.strip_prefix(&format!("{LAYOUT_VERSION} "));
-        let buckets = buckets.and_then(|buckets| buckets.parse().ok()).filter(|it| *it > 0);
-        buckets.ok_or(RedisConnectError::Layout { found })
     }
 }
 

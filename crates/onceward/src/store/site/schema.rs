@@ -159,7 +159,13 @@ pub(crate) fn checksums(
 }
 
 /// Who asks for migrations.
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "dynamodb"
+))]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     /// A process that starts, maybe beside older ones.
@@ -169,7 +175,13 @@ pub(crate) enum By {
 }
 
 /// Who knows at least this version may use a schema that these migrations have made.
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "dynamodb"
+))]
 pub(crate) fn since(migrations: &[Migration]) -> u32 {
     let last = (1..).zip(migrations).filter(|(_, migration)| migration.breaks).last();
     last.map_or(1, |(version, _)| version)
@@ -177,7 +189,13 @@ pub(crate) fn since(migrations: &[Migration]) -> u32 {
 
 /// The first migration after this version that shuts out processes which may be at work. Nobody is at
 /// work on a schema that is not there.
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "dynamodb"
+))]
 pub(crate) fn breaking(found: u32, migrations: &[Migration]) -> Option<&Migration> {
     let pending = (1..).zip(migrations).filter(|(version, _)| found > 0 && *version > found);
     pending.map(|(_, migration)| migration).find(|migration| migration.breaks)
@@ -246,7 +264,13 @@ mod tests {
         assert_ne!(ONE.checksum(), TWO.checksum());
     }
 
-    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    #[cfg(any(
+        feature = "sqlite",
+        feature = "postgres",
+        feature = "mysql",
+        feature = "redis",
+        feature = "dynamodb"
+    ))]
     #[test]
     fn the_last_migration_that_breaks_says_who_may_use_the_schema() {
         let sinces: Vec<u32> = (0..=5).map(|count| since(&MIGRATIONS[..count])).collect();
