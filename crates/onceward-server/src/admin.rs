@@ -164,3 +164,30 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<ApiBody> {
     response.headers_mut().insert(CONTENT_TYPE, plain);
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_are_written_as_gauges_each_with_its_digest_and_the_rest_as_others() {
+        let one = |scope: Option<&str>, requests, duplicates| ScopeTraffic {
+            scope: scope.map(str::to_owned),
+            requests,
+            duplicates,
+        };
+        let told = scopes(&[one(Some("q1w2e3r4"), 7, 5), one(None, 3, 0)]);
+        let lines: Vec<&str> = told.lines().filter(|line| !line.starts_with("# HELP")).collect();
+        let expected = [
+            "# TYPE onceward_scope_requests gauge",
+            "onceward_scope_requests{scope=\"q1w2e3r4\"} 7",
+            "onceward_scope_requests{scope=\"other\"} 3",
+            "",
+            "# TYPE onceward_scope_duplicates gauge",
+            "onceward_scope_duplicates{scope=\"q1w2e3r4\"} 5",
+            "onceward_scope_duplicates{scope=\"other\"} 0",
+            "",
+        ];
+        assert_eq!(lines, expected);
+    }
+}

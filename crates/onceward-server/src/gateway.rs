@@ -35,7 +35,7 @@ mod age; // requests that are too old
 mod ambiguous; // requests that say two things
 mod budget; // bytes in memory
 mod cors; // what pages in browsers may send and read
-mod dispatch; // requests that were accepted for later
+mod dispatch; // requests that no client waits for
 mod forward; // the engine's handler: one request to upstream
 mod headers; // what is stripped and what is added
 mod paced; // bodies that have to keep moving
@@ -178,11 +178,8 @@ impl Gateway {
         let asked = engine.ask(admitted, &parts, &body);
         // From here on only the rewritten head says where the request came from.
         let head = setup.rewrite.request(parts, peer, Trailers::Drop);
-        let asked = match policy.rules().queued {
-            // What upstream is to know about the client is known now.
-            Some(_) => asked.keeping(&head, &body),
-            None => asked,
-        };
+        // What upstream is to know about the client is known now.
+        let asked = asked.keeping(&head, &body);
         let room = Some((room, &self.budget));
         let forward = setup.forward(policy, head, body, room, peer.alarms.clone());
         let response = run_detached(engine, policy, asked, forward).await;

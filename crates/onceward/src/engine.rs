@@ -197,12 +197,14 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// The same, where the head of the request is not kept for later as it came but as this says. What
-    /// is asked is told by the one that came.
+    /// The same, where the head of a request that is kept for later is not kept as it came but as this
+    /// says. What is asked is told by the one that came.
     #[must_use]
     pub fn keeping(mut self, head: &request::Parts, body: &Bytes) -> Self {
-        let request = resume::stored(head, body, &self.admitted.policy);
-        self.ask.request = Some(Arc::new(request));
+        if self.ask.request.is_some() {
+            let request = resume::stored(head, body, &self.admitted.policy);
+            self.ask.request = Some(Arc::new(request));
+        }
         self
     }
 }

@@ -59,13 +59,9 @@ const BREAKER_OPENED: &str = "onceward_breaker_opened_total";
 const STORE_REGRESSED: &str = "onceward_store_regressed";
 const STORE_REGRESSIONS: &str = "onceward_store_regressions_total";
 const STORE_EPOCH: &str = "onceward_store_epoch";
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_ERRORS: &str = "onceward_worker_error_total";
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_FAILED_IN_A_ROW: &str = "onceward_worker_failed_in_a_row";
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_LAST_RUN: &str = "onceward_worker_last_run_timestamp_seconds";
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 const WORKER_PERIOD: &str = "onceward_worker_period_seconds";
 
 /// Describes all metrics and makes the counters appear at 0, for each of these routes. An engine does
@@ -218,7 +214,6 @@ pub(crate) fn given_up(route: &str) {
 }
 
 /// A worker is to look for work this often. It has not done so yet, or not since an earlier start.
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 pub(crate) fn worker_begins(worker: &'static str, every: Duration) {
     counter!(WORKER_ERRORS, "worker" => worker).increment(0);
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
@@ -227,14 +222,12 @@ pub(crate) fn worker_begins(worker: &'static str, every: Duration) {
 }
 
 /// It has come to the end of a run, or was started for the first time.
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 pub(crate) fn worker_was_there(worker: &'static str, now: crate::clock::Timestamp) {
     gauge!(WORKER_LAST_RUN, "worker" => worker).set(now.as_micros() as f64 / 1e6);
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(0.0);
 }
 
 /// One more run failed, the so manyth since the last one that did not.
-#[cfg(any(feature = "worker", feature = "tower", feature = "testing"))]
 pub(crate) fn worker_failed(worker: &'static str, in_a_row: u32) {
     counter!(WORKER_ERRORS, "worker" => worker).increment(1);
     gauge!(WORKER_FAILED_IN_A_ROW, "worker" => worker).set(f64::from(in_a_row));

@@ -1,10 +1,11 @@
-//! Requests that were accepted for later, sent to upstream as live ones are.
+//! Requests that no client waits for, sent to upstream as live ones are: those that were accepted for
+//! later, and those of phased operations that were cut off.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
-use onceward::{Policy, store::Which, tower::work};
+use onceward::{Effects, Policy, store::Which, tower::work};
 use tokio::task::JoinHandle;
 
 use super::{Forward, Gateway, Setup};
@@ -16,22 +17,28 @@ const AT_ONCE: u32 = 32;
 /// How often the store is asked for what other processes have accepted or left behind.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The same where no route is queued: there may be some left from before.
+/// The same where no route is queued or phased: there may be some left from before.
 const EVERY_WITHOUT_ROUTES: Duration = Duration::from_secs(10);
 
-/// Sends requests that were accepted for later, under one setup, until it is dropped. What is on its way
-/// then goes on.
+/// Sends requests that no client waits for, under one setup, until it is dropped. What is on its way then
+/// goes on.
 pub(crate) struct Dispatcher(JoinHandle<()>);
 
 impl Dispatcher {
     /// A dispatcher under the setup that holds now.
     pub(crate) fn start(gateway: &Gateway) -> Self {
         let setup = gateway.setup();
-        let queues = setup.routes.all().any(|route| route.policy.rules().queued.is_some());
-        let every = if queues { EVERY } else { EVERY_WITHOUT_ROUTES };
+        let rules = || setup.routes.all().map(|route| route.policy.rules());
+        let goes_on = rules().any(|rules| rules.effects == Effects::Phased);
+        let every = match goes_on || rules().any(|rules| rules.queued.is_some()) {
+            true => EVERY,
+            false => EVERY_WITHOUT_ROUTES,
+        };
+        // A service that shares the store may have phased operations of its own, and goes on with them.
+        let which = if goes_on { Which::All } else { Which::Accepted };
         let engine = Arc::clone(&setup.engine);
         let send = move |request, policy: &Policy| forward(&setup, request, policy);
-        Dispatcher(tokio::spawn(work(engine, Which::Accepted, every, AT_ONCE, send)))
+        Dispatcher(tokio::spawn(work(engine, which, every, AT_ONCE, send)))
     }
 }
 

@@ -5,12 +5,14 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use onceward_testbed::{Database, Postgres};
 use tempfile::TempDir;
 
-use crate::support::{Answer, Gateway, Upstream, ok, post};
+use crate::support::{Answer, Gateway, Upstream, eventually, ok, post, request, send};
 
 const GUIDE: &str = include_str!("../../../../docs/guide/sql-contract.md");
 
@@ -41,6 +43,68 @@ sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 "#;
 
+/// A service in two steps, the second of which completes. A first attempt waits between them while there
+/// is a file `wait`, and says in `late` how it was refused after that; later ones say in `resumed` what
+/// they were sent.
+const STEPS: &str = r#"
+import os, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import psycopg2
+from psycopg2.extras import Json
+
+DATABASE, PORT = sys.argv[1], int(sys.argv[2])
+
+
+def step(handed, name, ends):
+    connection = psycopg2.connect(DATABASE)
+    try:
+        with connection, connection.cursor() as sql:
+            sql.execute("SELECT onceward.saved(%s, %s, %s, %s)", [*handed, name])
+            if sql.fetchone()[0] is None:
+                sql.execute("INSERT INTO steps (name) VALUES (%s)", [name])
+                sql.execute("SELECT onceward.advance(%s, %s, %s, %s, %s)", [*handed, name, Json(7)])
+            if ends:
+                reply = [201, Json({}), b"shipped"]
+                sql.execute("SELECT onceward.complete(%s, %s, %s, %s, %s, %s)", [*handed, *reply])
+    finally:
+        connection.close()
+
+
+def note(name, text):
+    with open(name + ".new", "w") as file:
+        file.write(text)
+    os.rename(name + ".new", name)
+
+
+class Shop(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        names = ["Onceward-Operation", "Onceward-Attempt-Id", "Onceward-Fence"]
+        handed = [self.headers[name] for name in names]
+        first = self.headers["Onceward-Attempt"] is None
+        if not first:
+            note("resumed", f"{self.headers['X-Forwarded-For']} {self.headers['Authorization']}")
+        step(handed, "book", False)
+        while first and os.path.exists("wait"):
+            time.sleep(0.01)
+        try:
+            step(handed, "ship", True)
+        except psycopg2.Error as error:
+            note("late", error.pgcode)
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+server = ThreadingHTTPServer(("127.0.0.1", PORT), Shop)
+print(f"listening on {server.server_address[0]}:{server.server_address[1]}", flush=True)
+server.serve_forever()
+"#;
+
 /// The program that the guide shows.
 fn program() -> &'static str {
     let (_, after) = GUIDE.split_once("```python\n").expect("a program");
@@ -57,10 +121,11 @@ impl Shop {
     fn open() -> Shop {
         let database = Postgres::shared().create_database();
         database.psql(
-            "CREATE TABLE orders (order_id integer GENERATED ALWAYS AS IDENTITY, amount integer)",
+            "CREATE TABLE orders (order_id integer GENERATED ALWAYS AS IDENTITY, amount integer); \
+             CREATE TABLE steps (number integer GENERATED ALWAYS AS IDENTITY, name text)",
         );
         let directory = tempfile::tempdir().expect("temporary folder");
-        for (name, text) in [("shop.py", program()), ("driver.py", DRIVER)] {
+        for (name, text) in [("shop.py", program()), ("driver.py", DRIVER), ("steps.py", STEPS)] {
             std::fs::write(directory.path().join(name), text).expect("written");
         }
         Shop { database, directory }
@@ -68,8 +133,17 @@ impl Shop {
 
     /// On this port, or on any for 0. Dies at the moment of that name.
     fn serve(&self, port: u16, moment: &str) -> Service {
+        self.run("shop.py", port, moment)
+    }
+
+    /// The same with the program that works in steps.
+    fn serve_in_steps(&self, port: u16, moment: &str) -> Service {
+        self.run("steps.py", port, moment)
+    }
+
+    fn run(&self, program: &str, port: u16, moment: &str) -> Service {
         let mut command = Command::new("/usr/bin/python3");
-        command.current_dir(self.directory.path()).args(["driver.py", "shop.py"]);
+        command.current_dir(self.directory.path()).args(["driver.py", program]);
         command.args([&*self.database.url(), &*port.to_string(), moment]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         let mut child = command.spawn().expect("python3");
@@ -80,13 +154,28 @@ impl Shop {
     }
 
     fn gateway(&self, before: &Service, defaults: &str) -> Gateway {
+        self.gateway_with(before, defaults, &[])
+    }
+
+    fn gateway_with(&self, before: &Service, defaults: &str, flags: &[&str]) -> Gateway {
         let url = self.database.url();
         let toml = format!("[store]\nurl = \"{url}\"\n[defaults]\n{defaults}\n");
-        Gateway::with(before.address, &toml)
+        Gateway::with_flags(before.address, &toml, flags)
     }
 
     fn orders(&self) -> String {
         self.database.psql("SELECT count(*) FROM orders").trim().to_owned()
+    }
+
+    /// The steps that were made, in their order.
+    fn steps(&self) -> String {
+        let names = "SELECT string_agg(name, ' ' ORDER BY number) FROM steps";
+        self.database.psql(names).trim().to_owned()
+    }
+
+    /// What the service has noted under this name.
+    fn noted(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.directory.path().join(name)).ok()
     }
 }
 
@@ -110,8 +199,14 @@ impl Drop for Service {
     }
 }
 
+const ORDER: &str = r#"{"amount":7}"#;
+
+fn key(number: u32) -> String {
+    format!("order-{number:016}")
+}
+
 fn order(gateway: &Gateway, number: u32) -> Answer {
-    post(gateway.address, &format!("order-{number:016}"), r#"{"amount":7}"#, &[])
+    post(gateway.address, &key(number), ORDER, &[])
 }
 
 fn outcome(answer: &Answer) -> (u16, Option<&str>) {
@@ -196,4 +291,65 @@ fn a_success_that_a_local_service_did_not_complete_is_unknown_and_logged() {
     assert_eq!(order(&gateway, 1).summary(), "409 idempotency_outcome_unknown");
     assert_eq!(careless.count(), 1);
     gateway.log_with("ERROR");
+}
+
+const PHASED: &str = "effects = \"phased\"\nlease = \"1s\"";
+
+/// The last step is made though nobody asks again, and everybody who does is told of it.
+fn is_carried_on(shop: &Shop, gateway: &Gateway) {
+    eventually("the last step", || (shop.steps() == "book ship").then_some(()));
+    // Its head is as upstream is to see it, without the credentials of then.
+    assert_eq!(shop.noted("resumed").as_deref(), Some("127.0.0.1 None"));
+    let reply = order(gateway, 1);
+    assert_eq!((outcome(&reply), reply.text()), ((201, Some("replayed")), "shipped"));
+}
+
+#[test]
+fn steps_of_a_service_that_was_killed_between_them_are_carried_on_though_no_client_comes() {
+    let shop = Shop::open();
+    let service = shop.serve_in_steps(0, "after COMMIT");
+    let port = service.address.port();
+    let gateway = shop.gateway(&service, PHASED);
+    let first = post(gateway.address, &key(1), ORDER, &["Authorization: Bearer of-a-client"]);
+    service.died();
+    assert_eq!((first.status, &*shop.steps()), (503, "book"), "{}", first.text());
+    let _service = shop.serve_in_steps(port, "never");
+    is_carried_on(&shop, &gateway);
+}
+
+#[test]
+fn steps_whose_gateway_was_killed_between_them_are_carried_on_and_the_late_attempt_is_refused() {
+    let shop = Shop::open();
+    let wait = shop.directory.path().join("wait");
+    std::fs::write(&wait, "").expect("written");
+    let service = shop.serve_in_steps(0, "never");
+    let gateway = shop.gateway(&service, PHASED);
+    let address = gateway.address;
+    let sent = ["Authorization: Bearer of-a-client"];
+    let client = thread::spawn(move || send(address, &request(address, &key(1), ORDER, &sent)));
+    eventually("the first step", || (shop.steps() == "book").then_some(()));
+    gateway.signal("KILL");
+    drop(gateway);
+    assert!(client.join().expect("it ends").is_err(), "the client was not answered");
+    let next = shop.gateway(&service, PHASED);
+    is_carried_on(&shop, &next);
+    std::fs::remove_file(wait).expect("removed");
+    let late = eventually("the end of the first attempt", || shop.noted("late"));
+    assert_eq!((&*late, &*shop.steps()), ("OW001", "book ship"));
+}
+
+#[test]
+fn where_no_worker_runs_nobody_carries_steps_on_but_the_client() {
+    let shop = Shop::open();
+    let service = shop.serve_in_steps(0, "after COMMIT");
+    let port = service.address.port();
+    let gateway = shop.gateway_with(&service, PHASED, &["--no-workers"]);
+    assert_eq!(order(&gateway, 1).status, 503);
+    service.died();
+    let _service = shop.serve_in_steps(port, "never");
+    // Longer than a lease, and than it takes a dispatcher to look.
+    thread::sleep(Duration::from_millis(2_100));
+    assert_eq!((&*shop.steps(), shop.noted("resumed")), ("book", None));
+    assert_eq!(outcome(&order(&gateway, 1)), (201, Some("executed")));
+    assert_eq!(shop.steps(), "book ship");
 }

@@ -101,7 +101,8 @@ impl Shop {
     fn gateway(&self, effects: &str) -> Gateway {
         let url = self.database.url();
         let toml = format!("[store]\nurl = \"{url}\"\n[defaults]\neffects = \"{effects}\"\n");
-        Gateway::with(self.address, &toml)
+        // Each attempt is one that a test asks for: nobody goes on by himself.
+        Gateway::with_flags(self.address, &toml, &["--no-workers"])
     }
 
     fn orders(&self) -> usize {

@@ -7,6 +7,8 @@ use std::{
     process::Command,
 };
 
+use serde_json::Value;
+
 use crate::support::binary;
 
 fn repository() -> PathBuf {
@@ -148,6 +150,33 @@ fn the_image_is_built_by_the_compiler_that_the_workspace_asks_for_and_runs_as_no
     assert!(image.contains("COPY . ."), "all of the context");
     let user = image.lines().rfind(|line| line.starts_with("USER ")).expect("a user");
     assert!(!user.contains("root") && !user.starts_with("USER 0"), "{user}");
+}
+
+#[test]
+fn the_dashboards_are_json_and_each_panel_asks_for_something() {
+    let folder = repository().join("deploy/grafana");
+    let files = fs::read_dir(folder).expect("a folder").map(|file| file.expect("an entry").path());
+    let mut panels_of_all = Vec::new();
+    for file in files {
+        let dashboard: Value = serde_json::from_str(&read(&file)).expect("JSON");
+        let panels = dashboard["panels"].as_array().expect("panels");
+        let (rows, shown): (Vec<&Value>, Vec<&Value>) =
+            panels.iter().partition(|panel| panel["type"] == "row");
+        let ids: BTreeSet<u64> = panels.iter().filter_map(|panel| panel["id"].as_u64()).collect();
+        assert_eq!(ids.len(), panels.len(), "{}: each has an id of its own", file.display());
+        for panel in &shown {
+            assert_ne!(panel["title"].as_str().unwrap_or_default(), "", "{panel}");
+            let targets = panel["targets"].as_array().expect("targets");
+            let names: BTreeSet<&str> =
+                targets.iter().filter_map(|target| target["refId"].as_str()).collect();
+            assert!(!targets.is_empty() && names.len() == targets.len(), "{panel}");
+            for target in targets {
+                assert!(target["expr"].as_str().is_some_and(|expr| !expr.is_empty()), "{panel}");
+            }
+        }
+        panels_of_all.push((rows.len(), shown.len()));
+    }
+    assert_eq!(panels_of_all, [(4, 20)], "rows, and what stands in them");
 }
 
 #[test]

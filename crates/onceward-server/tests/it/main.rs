@@ -22,6 +22,7 @@ mod http2_clients; // clients that speak HTTP/2 and go away
 mod http2_faults; // upstreams that speak HTTP/2 and fail
 mod in_flight; // duplicates of what is at work, at one gateway and at two
 mod ledger; // what the provider says
+mod ledger_large; // more of it than is kept in memory
 mod log_lines; // one for each decision, and no secret in it
 mod messages; // of the outbox, at the hands of operators
 mod limits; // what clients may take up
@@ -41,6 +42,7 @@ mod reloading; // SIGHUP
 mod redis;
 mod refusing; // what does not start
 mod reconciling; // unknown outcomes, asked about
+mod settling; // unknown outcomes, by key, by operators, and with the workers elsewhere
 mod routes; // rules that differ from route to route
 mod shadow; // what would have been done
 mod stopping; // SIGTERM

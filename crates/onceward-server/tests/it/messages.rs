@@ -21,7 +21,7 @@ use crate::support::{ALICE, Gateway, TOKEN, Upstream, admin, binary, document, o
 /// A store that a gateway and a service share.
 pub(crate) struct Home {
     pub(crate) url: String,
-    folder: TempDir,
+    _folder: TempDir,
     _database: Option<Database<'static>>,
 }
 
@@ -29,30 +29,19 @@ impl Home {
     pub(crate) fn file() -> Home {
         let folder = tempfile::tempdir().expect("temporary folder");
         let url = format!("file:{}", folder.path().join("x.db").display());
-        Home { url, folder, _database: None }
+        Home { url, _folder: folder, _database: None }
     }
 
     pub(crate) fn postgres() -> Home {
         let database = Postgres::shared().create_database();
         let folder = tempfile::tempdir().expect("temporary folder");
-        Home { url: database.url(), folder, _database: Some(database) }
+        Home { url: database.url(), _folder: folder, _database: Some(database) }
     }
 
     /// A service with the library.
     pub(crate) fn service(&self) -> Service {
         let runtime = Runtime::new().expect("a runtime");
-        let path = self.folder.path().join("x.db");
-        let (store, outbox): (Arc<dyn Store>, Arc<dyn OutboxStore>) = runtime.block_on(async {
-            if self.url.starts_with("file:") {
-                let store = SqliteStore::open(SqliteOptions::new(&path)).await.expect("a store");
-                let store = Arc::new(store);
-                (store.clone() as _, store as _)
-            } else {
-                let store = PgStore::connect(PgOptions::new(&*self.url)).await.expect("a store");
-                let store = Arc::new(store);
-                (store.clone() as _, store as _)
-            }
-        });
+        let (store, outbox) = runtime.block_on(opened(&self.url));
         // Both stores have clocks of their own.
         Service { on: OutboxHarness { store, outbox, clock: ManualClock::default() }, runtime }
     }
@@ -67,6 +56,19 @@ impl Home {
     pub(crate) fn gateway_before(&self, upstream: &Upstream, toml: &str) -> Gateway {
         let toml = format!("[store]\nurl = \"{}\"\n{ALICE}{toml}", self.url);
         Gateway::with(upstream.address, &toml)
+    }
+}
+
+/// The store of a gateway, as a service with the library opens it.
+pub(crate) async fn opened(url: &str) -> (Arc<dyn Store>, Arc<dyn OutboxStore>) {
+    if let Some(path) = url.strip_prefix("file:") {
+        let store = SqliteStore::open(SqliteOptions::new(path)).await.expect("a store");
+        let store = Arc::new(store);
+        (store.clone() as _, store as _)
+    } else {
+        let store = PgStore::connect(PgOptions::new(url)).await.expect("a store");
+        let store = Arc::new(store);
+        (store.clone() as _, store as _)
     }
 }
 

@@ -16,17 +16,23 @@ use crate::support::{
     request, response, send,
 };
 
-const KEY: &str = "order-0000000000000001";
+pub(crate) const KEY: &str = "order-0000000000000001";
 
 /// One before this bank, with short leases.
-fn start(home: &Home, bank: &Bank, probe: &str) -> Gateway {
+pub(crate) fn start(home: &Home, bank: &Bank, probe: &str) -> Gateway {
+    start_with(home, bank, probe, &[])
+}
+
+/// The same with more flags.
+pub(crate) fn start_with(home: &Home, bank: &Bank, probe: &str, flags: &[&str]) -> Gateway {
     let defaults = "[defaults]\neffects = \"external\"\nlease = \"1s\"\n";
     let probe = probe.replace("BANK", &bank.upstream.address.to_string());
-    home.gateway(&bank.upstream, &format!("{defaults}{probe}"))
+    let toml = home.settings(&format!("{defaults}{probe}"));
+    Gateway::with_flags(bank.upstream.address, &toml, flags)
 }
 
 /// The bank can be asked, and cannot be wrong about what it has not done.
-const PROBE: &str = r#"
+pub(crate) const PROBE: &str = r#"
 [defaults.probe]
 url = "http://BANK/charges?key={key}"
 headers = { authorization = "Bearer of-the-gateway" }
@@ -36,23 +42,23 @@ not_executed = { status = [404], authoritative = true }
 "#;
 
 /// A bank with a ledger. Its first charge is held up, before or after it is written down.
-struct Bank {
-    upstream: Upstream,
+pub(crate) struct Bank {
+    pub(crate) upstream: Upstream,
     ledger: Arc<Mutex<Vec<String>>>,
-    gate: Gate,
+    pub(crate) gate: Gate,
     /// Where those wait who ask what it has charged.
     desk: Gate,
     next: Arc<Mutex<Option<Held>>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Held {
+pub(crate) enum Held {
     BeforeTheCharge,
     AfterTheCharge,
 }
 
 impl Bank {
-    fn that_holds(held: Held) -> Bank {
+    pub(crate) fn that_holds(held: Held) -> Bank {
         let bank = Bank::whose_desk_is_closed(held);
         bank.desk.open();
         bank
@@ -70,7 +76,7 @@ impl Bank {
             let key = |text: Option<&str>| text.unwrap_or_default().trim_matches('"').to_owned();
             if let Some(query) = seen.line.strip_prefix("GET /charges?key=") {
                 assert_eq!(seen.header("authorization"), Some("Bearer of-the-gateway"));
-                let asked = query.split(' ').next().unwrap_or_default();
+                let asked = query.split([' ', '&']).next().unwrap_or_default();
                 let there = book.iter().any(|charged| charged == asked);
                 let found =
                     r#"{"status": "succeeded", "reply": {"status": 201, "body": {"id": "ch_1"}}}"#;
@@ -95,11 +101,17 @@ impl Bank {
         Bank { upstream, ledger, gate, desk, next }
     }
 
-    fn hold_the_next_answer(&self) {
+    pub(crate) fn hold_the_next_answer(&self) {
         *self.next.lock().expect("not poisoned") = Some(Held::AfterTheCharge);
     }
 
-    fn charges(&self) -> Vec<String> {
+    /// What it was asked about what it has charged.
+    pub(crate) fn questions(&self) -> Vec<String> {
+        let seen = self.upstream.seen().into_iter().map(|seen| seen.line);
+        seen.filter(|line| line.starts_with("GET ")).collect()
+    }
+
+    pub(crate) fn charges(&self) -> Vec<String> {
         self.ledger.lock().expect("not poisoned").clone()
     }
 }
@@ -132,7 +144,7 @@ fn told_until_replied(gateway: &Gateway) -> Vec<String> {
     told
 }
 
-fn record(gateway: &Gateway) -> Value {
+pub(crate) fn record(gateway: &Gateway) -> Value {
     let listed = document(&admin(gateway, "GET", "/api/v1/keys", None))["records"][0].clone();
     let id = listed["id"].as_str().expect("an id").to_owned();
     document(&admin(gateway, "GET", &format!("/api/v1/keys/{id}"), None))
@@ -187,8 +199,7 @@ fn one_probe_that_may_be_wrong_never_releases() {
     let next = start(&home, &bank, &probe);
     eventually("the first probe", || {
         post(next.address, KEY, "{}", &[]);
-        let asked = |seen: &crate::support::Seen| seen.line.starts_with("GET ");
-        bank.upstream.seen().iter().any(asked).then_some(())
+        (!bank.questions().is_empty()).then_some(())
     });
     thread::sleep(Duration::from_millis(500));
     let answer = post(next.address, KEY, "{}", &[]);
@@ -240,7 +251,7 @@ fn without_a_probe_an_unknown_outcome_waits_for_a_person() {
 }
 
 /// The record is unknown, under this configuration.
-fn unknown(home: &Home, bank: &Bank, toml: &str) -> Gateway {
+pub(crate) fn unknown(home: &Home, bank: &Bank, toml: &str) -> Gateway {
     killed_while_the_bank_is_at_it(start(home, bank, ""), bank);
     let gateway = start(home, bank, toml);
     eventually("an unknown outcome", || {
@@ -294,7 +305,7 @@ fn an_operator_has_an_unknown_outcome_asked_about_at_once() {
     bank.gate.open();
 }
 
-const SECRET: &str = "secret-of-the-bank-0123";
+pub(crate) const SECRET: &str = "secret-of-the-bank-0123";
 
 const WEBHOOK: &str = r#"
 [[webhook]]

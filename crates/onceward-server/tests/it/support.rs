@@ -13,7 +13,7 @@ mod upstream;
 pub(crate) use admin::{ALICE, TOKEN, admin, document, get, raw, refusal, until_not_ready};
 pub(crate) use client::{Answer, Connection, post, request, send};
 pub(crate) use gate::Gate;
-pub(crate) use gateway::{Gateway, binary};
+pub(crate) use gateway::{Gateway, binary, memory_of};
 pub(crate) use home::{Home, change_file};
 pub(crate) use schema::violation;
 pub(crate) use upstream::{Act, Seen, Upstream, nowhere, ok, response};

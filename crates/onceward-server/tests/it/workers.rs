@@ -13,7 +13,8 @@ use crate::support::{
 };
 
 const KEY: &str = "order-0000000000000001";
-const OFTEN: &str = "[workers]\nsweep_every = \"1s\"\nreap_every = \"1s\"\nsurvey_every = \"1s\"\n";
+pub(crate) const OFTEN: &str =
+    "[workers]\nsweep_every = \"1s\"\nreap_every = \"1s\"\nsurvey_every = \"1s\"\n";
 const SHORT_LEASE: &str = "[defaults]\nlease = \"1s\"\nmax_execution = \"1s\"\n";
 
 on_each_durable_store!(
@@ -30,7 +31,7 @@ fn start(home: &Home, upstream: &Upstream, toml: &str, flags: &[&str]) -> Gatewa
 }
 
 /// The value of a series, once it is there.
-fn metric(gateway: &Gateway, series: &str) -> Option<f64> {
+pub(crate) fn metric(gateway: &Gateway, series: &str) -> Option<f64> {
     let metrics = get(gateway.admin, "/metrics");
     let mut lines = metrics.text().lines();
     let line = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -134,6 +135,11 @@ fn what_handlers_take_is_told_where_they_run_also_without_workers() {
     assert_eq!(post(gateway.address, KEY, "{}", &[]).status, 200);
     let short = "onceward_lease_too_short{route=\"default\"}";
     assert_eq!(eventually("the gauge", || metric(&gateway, short)), 0.0);
+    // So is who sends the same again: in the first minute, nobody yet.
+    for what in ["requests", "duplicates"] {
+        let others = format!("onceward_scope_{what}{{scope=\"other\"}}");
+        assert_eq!(metric(&gateway, &others), Some(0.0), "{others}");
+    }
 }
 
 fn a_process_that_only_works_sends_what_was_accepted_elsewhere(home: &Home) {

@@ -1,7 +1,7 @@
 //! Going on without a client: phased operations that nobody comes back for, and work that was accepted
 //! for later.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -18,7 +18,7 @@ use crate::{
     operation::Operation,
     policy::Policy,
     profile::Profile,
-    record::{AttemptId, Effects, Record, State, StoredRequest},
+    record::{AttemptId, Effects, Record, RecordId, State, StoredRequest},
     rejection::Rejection,
     reply::{self, Reply, ReplyBody},
     store::{
@@ -57,6 +57,13 @@ impl Ready {
     pub(crate) fn patience(&self) -> std::time::Duration {
         self.policy.max_execution.saturating_add(self.policy.lease)
     }
+
+    /// How long it is left alone here after an attempt that did not end it. Its client may go on with it
+    /// at once, so that no pause stands in its record; one of pending work does.
+    pub(crate) fn pause(&self) -> Option<std::time::Duration> {
+        let cut_off = self.record.state == State::InProgress;
+        cut_off.then(|| crate::machine::backoff(self.record.attempts))
+    }
 }
 
 impl Engine {
@@ -85,17 +92,19 @@ impl Engine {
         limit: u32,
         handler: impl Fn(Request<Bytes>, &Policy) -> H,
     ) -> Result<Resumed, StoreError> {
-        let (ready, mut resumed) = self.ready(limit, Which::All).await?;
+        let (ready, mut resumed) = self.ready(limit, Which::All, &mut HashSet::new()).await?;
         resumed.taken = u32::try_from(ready.len()).unwrap_or(u32::MAX);
         join_all(ready.into_iter().map(|ready| self.go_on(ready, &handler))).await;
         Ok(resumed)
     }
 
-    /// What can be gone on with now; what cannot is counted. What has waited for too long is given up.
+    /// What can be gone on with now; what cannot is counted, and logged unless it is among those of the
+    /// last look. What has waited for too long is given up.
     pub(crate) async fn ready(
         &self,
         limit: u32,
         which: Which,
+        told: &mut HashSet<RecordId>,
     ) -> Result<(Vec<Ready>, Resumed), StoreError> {
         let mut resumed = Resumed::default();
         // A process that is about to stop takes no new work.
@@ -123,16 +132,21 @@ impl Engine {
             }
         }
         let (mut ready, mut put_off) = (Vec::new(), Vec::new());
+        let told_before = std::mem::take(told);
         for Resumable { record, request } in in_time {
             // Sealed, that is all that can be read of it.
             let request = request.filter(|request| !request.is_sealed()).map(restored);
             let policy = request.as_ref().and_then(|request| self.policy_of(&record, request));
             let (Some(request), Some(policy)) = (request, policy) else {
-                warn!(
-                    route = &*record.route,
-                    state = record.state.name(),
-                    "an operation cannot be gone on with: it has no request, or no route"
-                );
+                if !told_before.contains(&record.id) {
+                    warn!(
+                        route = &*record.route,
+                        key.digest = record.id.key.digest(),
+                        state = record.state.name(),
+                        "an operation cannot be gone on with: it has no request, or no route"
+                    );
+                }
+                told.insert(record.id.clone());
                 resumed.left += 1;
                 if record.state == State::Pending {
                     put_off.push(self.put_off(record));

@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// What is told of workers, beside the counters that every process has. Of a dispatcher and a reconciler
-/// only when they looked for work, how often they are to, and what failed.
-pub const WORKER_METRICS: [(&str, &str); 16] = [
+/// only when they looked for work, how often they are to, and what failed; so of a relay.
+pub const WORKER_METRICS: [(&str, &str); 17] = [
     (LAST_RUN, "when a worker last came to the end of a run, or was started"),
     (RUN_DURATION, "how long the last run of a worker took"),
     (ERRORS, "runs of a worker that failed"),
@@ -31,6 +31,7 @@ pub const WORKER_METRICS: [(&str, &str); 16] = [
     (UNKNOWN_OLDEST, "how long ago the oldest attempt was begun whose outcome is unknown"),
     (IN_PROGRESS_OLDEST, "how long ago the oldest attempt was begun that is in progress"),
     (PENDING_OLDEST, "how long ago the oldest record was created that waits to be begun"),
+    (UNKNOWN_DEAD_LETTERS, "unknown outcomes that nobody asks about any more, up to 1000"),
     (OUTBOX_LAG, "for how long the message has been due that has been so for longest"),
     (OUTBOX_DEAD_LETTERS, "messages that automation gave up on, counted up to 1000"),
     (OPERATION_QUANTILE, "what half, and all but one in a hundred, of the handlers took at most"),
@@ -45,6 +46,7 @@ const RECORDS: &str = "onceward_records";
 const UNKNOWN_OLDEST: &str = "onceward_unknown_oldest_seconds";
 const IN_PROGRESS_OLDEST: &str = "onceward_in_progress_oldest_seconds";
 const PENDING_OLDEST: &str = "onceward_pending_oldest_seconds";
+const UNKNOWN_DEAD_LETTERS: &str = "onceward_unknown_dead_letters";
 const OUTBOX_LAG: &str = "onceward_outbox_lag_seconds";
 const OUTBOX_DEAD_LETTERS: &str = "onceward_outbox_dead_letters";
 const OPERATION_QUANTILE: &str = "onceward_operation_quantile_seconds";
@@ -59,7 +61,8 @@ pub(crate) fn worker_started(worker: &'static str, every: Duration, first: Optio
             ERRORS | SWEPT | REAPED | PURGED => {
                 describe_counter!(name, Unit::Count, description);
             }
-            RECORDS | OUTBOX_DEAD_LETTERS | LEASE_TOO_SHORT | FAILED_IN_A_ROW => {
+            RECORDS | UNKNOWN_DEAD_LETTERS | OUTBOX_DEAD_LETTERS | LEASE_TOO_SHORT
+            | FAILED_IN_A_ROW => {
                 describe_gauge!(name, Unit::Count, description);
             }
             _ => describe_gauge!(name, Unit::Seconds, description),
@@ -104,7 +107,8 @@ pub(crate) fn purged(what: &'static str, number: u32) {
 }
 
 /// What a look at the store found. An age is 0 where there is nothing of that age.
-pub(crate) fn surveyed(stats: &Stats, now: Timestamp) {
+pub(crate) fn surveyed(stats: &Stats, dead_letters: usize, now: Timestamp) {
+    gauge!(UNKNOWN_DEAD_LETTERS).set(dead_letters as f64);
     for state in State::ALL {
         let records = stats.of(state).records;
         gauge!(RECORDS, "state" => state.name()).set(records as f64);

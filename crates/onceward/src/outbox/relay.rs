@@ -5,7 +5,10 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,11 @@ use rand::{SeedableRng as _, rngs::StdRng};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{Backoff, OutboxStore, Sink};
-use crate::{canary::Canary, observe};
+use crate::{
+    canary::Canary,
+    clock::{Clock as _, SystemClock},
+    observe,
+};
 
 mod courier;
 #[cfg(test)]
@@ -61,6 +68,9 @@ pub struct Relayed {
     /// Store calls that were given up. What they were about is claimed again when its lease is over.
     pub store_failures: u32,
 }
+
+/// As it is called in metrics.
+const NAME: &str = "relay";
 
 impl Relayed {
     fn count(&mut self, ended: Ended) {
@@ -176,11 +186,16 @@ impl Relay {
     /// As [`run_once`](Self::run_once).
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) -> Relayed {
         let shutdown = shutdown.shared();
+        // Who has no sinks has nothing to look for.
+        if !self.sinks.is_empty() {
+            observe::worker_begins(NAME, self.poll);
+        }
         self.work(|_| Place { left: u32::MAX, stop: Some(Box::pin(shutdown.clone())) }).await
     }
 
     async fn work<'a>(&self, place: impl Fn(&str) -> Place<'a>) -> Relayed {
         observe::register_sinks(self.sinks.keys().map(|name| &**name));
+        let failures = AtomicU32::new(0);
         let working = self.sinks.iter().map(|(name, sink)| {
             let courier = Courier {
                 store: Arc::clone(&self.store),
@@ -190,14 +205,14 @@ impl Relay {
                 canary: self.canary.clone(),
                 random: Arc::clone(&self.random),
             };
-            self.serve(courier, place(name))
+            self.serve(courier, place(name), &failures)
         });
         join_all(working).await.into_iter().fold(Relayed::default(), Relayed::plus)
     }
 
     /// Works for one sink. Never claims more than it begins at once: what is claimed and not begun
     /// would look as if it had been, if this process died.
-    async fn serve(&self, courier: Courier, mut place: Place<'_>) -> Relayed {
+    async fn serve(&self, courier: Courier, mut place: Place<'_>, failures: &AtomicU32) -> Relayed {
         let courier = Arc::new(courier);
         let mut relayed = Relayed::default();
         let mut deliveries = JoinSet::new();
@@ -207,6 +222,9 @@ impl Relay {
             let room = self.concurrency.saturating_sub(in_flight).min(place.left);
             if look && room > 0 {
                 let claimed = courier.claim(room).await;
+                if place.stop.is_some() {
+                    tell_of_look(claimed.is_some(), failures);
+                }
                 relayed.store_failures += u32::from(claimed.is_none());
                 let (claim, messages) = claimed.unwrap_or_default();
                 let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
@@ -215,6 +233,9 @@ impl Relay {
                 for message in messages {
                     deliveries.spawn(Arc::clone(&courier).deliver(claim, message));
                 }
+            } else if look && place.stop.is_some() {
+                // All its places are taken: it need not look, and does not stand still.
+                observe::worker_was_there(NAME, SystemClock.now());
             }
             tokio::select! {
                 biased;
@@ -240,6 +261,16 @@ impl Relay {
 struct Place<'a> {
     left: u32,
     stop: Option<Pin<Box<dyn Future<Output = ()> + Send + 'a>>>,
+}
+
+/// Looks of a relay that runs, for all its sinks together: they are in one store.
+fn tell_of_look(answered: bool, failures: &AtomicU32) {
+    if answered {
+        failures.store(0, Ordering::Relaxed);
+        observe::worker_was_there(NAME, SystemClock.now());
+    } else {
+        observe::worker_failed(NAME, failures.fetch_add(1, Ordering::Relaxed).saturating_add(1));
+    }
 }
 
 async fn stopped(stop: &mut Option<Pin<Box<dyn Future<Output = ()> + Send + '_>>>) {

@@ -1,7 +1,7 @@
 //! The worker: a bounded number of operations at once, each in a task of its own.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     panic::AssertUnwindSafe,
     pin::{Pin, pin},
     sync::Arc,
@@ -28,8 +28,8 @@ use crate::{
 /// Goes on with operations that wait for a worker, at most `at_once` of them at a time: phased ones that
 /// were cut off, and those that were accepted for later. Looks for them every so often, and at once when
 /// this process has accepted something. One that takes long is in nobody's way, and one that takes longer
-/// than its policy allows does not count any more. Many processes may do
-/// this on one store. What an attempt left behind that vanished is judged by the sweeper
+/// than its policy allows does not count any more. One that is where it was after an attempt is left alone
+/// for longer and longer, up to a minute. Many processes may do this on one store. What an attempt left behind that vanished is judged by the sweeper
 /// (`onceward::worker::Sweeper`), and found here after it.
 ///
 /// Runs until it is dropped; after the engine was told to drain it finds nothing more to do.
@@ -72,8 +72,11 @@ pub async fn work_in<H, F>(
     let handler = Arc::new(handler);
     let at_once = at_once.max(1) as usize;
     let (ended, mut ends) = mpsc::unbounded_channel();
-    let mut at_work: HashSet<RecordId> = HashSet::new();
-    let mut left = 0;
+    // With the pause after which it may be gone on with again.
+    let mut at_work: HashMap<RecordId, Option<Duration>> = HashMap::new();
+    // Those whose attempt has ended, and that may be where they were: until when they are left alone.
+    let mut resting: HashMap<RecordId, Instant> = HashMap::new();
+    let (mut left, mut told) = (0, HashSet::new());
     let mut failures = 0_u32;
     observe::worker_begins(NAME, every);
     if engine.starts(NAME) {
@@ -82,30 +85,35 @@ pub async fn work_in<H, F>(
     loop {
         let next_look = Instant::now() + every;
         let not_before = Instant::now() + PAUSE_LEAST;
-        // What is at work may still be listed, and what cannot be gone on with always is.
-        let listed = at_once.saturating_add(at_work.len()).saturating_add(left).min(LISTED_MAX);
+        resting.retain(|_, until| *until > Instant::now());
+        // What is at work may still be listed, and what rests or cannot be gone on with always is.
+        let passed_over = at_work.len() + resting.len() + left;
+        let listed = at_once.saturating_add(passed_over).min(LISTED_MAX);
         let mut more = at_work.len() >= at_once;
         if more {
             // It need not look, and does not stand still.
             observe::worker_was_there(NAME, engine.now());
         } else {
-            match look(&engine, listed, which).await {
+            match look(&engine, listed, which, &mut told).await {
                 Ok((ready, resumed)) => {
                     failures = 0;
                     observe::worker_was_there(NAME, engine.now());
-                    left = resumed.left as usize;
+                    let was_left = std::mem::replace(&mut left, resumed.left as usize);
                     let given_up = resumed.given_up as usize;
                     // A full list: there may be more behind it.
                     more = ready.len() + left + given_up >= listed;
                     let mut taken = 0;
                     for ready in ready {
+                        let (id, pause) = (ready.id(), ready.pause());
+                        let rests = pause.is_some() && resting.contains_key(id);
+                        if rests || at_work.contains_key(id) {
+                            continue;
+                        }
                         if at_work.len() >= at_once {
                             more = true;
                             break;
                         }
-                        if !at_work.insert(ready.id().clone()) {
-                            continue;
-                        }
+                        at_work.insert(id.clone(), pause);
                         taken += 1;
                         let mut end = End::new(ready.id(), &ended);
                         let (engine, handler) = (Arc::clone(&engine), Arc::clone(&handler));
@@ -123,8 +131,7 @@ pub async fn work_in<H, F>(
                             }
                         }));
                     }
-                    let Resumed { left, given_up, .. } = resumed;
-                    if taken + left + given_up > 0 {
+                    if taken + given_up > 0 || left != was_left {
                         info!(taken, left, given_up, "operations without a client");
                     }
                     if more && taken == 0 && given_up > 0 {
@@ -147,8 +154,11 @@ pub async fn work_in<H, F>(
                 // What has ended makes room before more is looked for.
                 biased;
                 Some((id, moved)) = ends.recv() => {
-                    at_work.remove(&id);
+                    let pause = at_work.remove(&id).flatten();
                     any_moved |= moved;
+                    if let (true, Some(pause)) = (moved, pause) {
+                        resting.insert(id, Instant::now() + pause);
+                    }
                     if more && any_moved && at_work.len() <= at_once / 2 {
                         break;
                     }
@@ -175,8 +185,9 @@ async fn look(
     engine: &Engine,
     listed: usize,
     which: Which,
+    told: &mut HashSet<RecordId>,
 ) -> Result<(Vec<Ready>, Resumed), StoreError> {
-    let ready = engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which);
+    let ready = engine.ready(u32::try_from(listed).unwrap_or(u32::MAX), which, told);
     AssertUnwindSafe(ready).catch_unwind().await.unwrap_or_else(|_| Err(StoreError::panicked()))
 }
 

@@ -37,6 +37,7 @@ pub struct Reaper {
     engine: Arc<Engine>,
     audit_retention: Duration,
     outbox: Option<(Arc<dyn OutboxStore>, Duration)>,
+    batches_max: u32,
     seeded: Option<Seeded>,
 }
 
@@ -80,7 +81,13 @@ impl Reaper {
 
     /// A reaper for the records of this engine's store.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Reaper { engine, audit_retention: Self::AUDIT_RETENTION, outbox: None, seeded: None }
+        Reaper {
+            engine,
+            audit_retention: Self::AUDIT_RETENTION,
+            outbox: None,
+            batches_max: BATCHES_MAX,
+            seeded: None,
+        }
     }
 
     /// Keeps audit records for so long.
@@ -132,7 +139,7 @@ impl Reaper {
 
     /// Until nothing is left, the bound is reached, or the engine drains.
     async fn in_batches(&self, kind: Kind, reap: &mut Reap) -> Result<(), StoreError> {
-        for _ in 0..BATCHES_MAX {
+        for _ in 0..self.batches_max {
             if self.engine.is_draining() {
                 return Ok(());
             }
@@ -176,3 +183,6 @@ enum Kind {
     Audit,
     Message,
 }
+
+#[cfg(test)]
+mod tests;

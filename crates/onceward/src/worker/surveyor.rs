@@ -9,10 +9,19 @@ use std::{
 use tracing::warn;
 
 use super::runner::{Worker, repeat};
-use crate::{engine::Engine, observe, outbox::OutboxStore, store::StoreError};
+use crate::{
+    engine::Engine,
+    observe,
+    outbox::OutboxStore,
+    record::State,
+    store::{
+        StoreError,
+        list::{PAGE_MAX, Query},
+    },
+};
 
 /// Looks at the store and sets gauges: records in each state, the age of the oldest that is unknown, in
-/// progress or pending, the lag and the dead letters of an outbox, what handlers take. Warns once of each
+/// progress or pending, the unknown outcomes that were given up, the lag and the dead letters of an outbox, what handlers take. Warns once of each
 /// route whose lease is under three times what its slowest handlers take. Changes nothing.
 #[derive(Debug)]
 pub struct Surveyor {
@@ -58,13 +67,25 @@ impl Surveyor {
     pub async fn run_once(&self) -> Result<(), StoreError> {
         self.look_at_handlers();
         let stats = self.engine.in_time(self.engine.store().stats()).await?;
+        let dead_letters = match stats.of(State::Unknown).records {
+            0 => 0,
+            _ => self.dead_letters().await?,
+        };
         let now = self.engine.now();
-        observe::surveyed(&stats, now);
+        observe::surveyed(&stats, dead_letters, now);
         let Some(outbox) = &self.outbox else { return Ok(()) };
         let backlog = self.engine.in_time(outbox.backlog()).await?;
         let lag = backlog.due_at.map(|due_at| now.since(due_at));
         observe::outbox_surveyed(lag.unwrap_or_default(), backlog.dead_letters);
         Ok(())
+    }
+
+    /// The unknown outcomes on which a reconciler has given up, counted up to a page.
+    async fn dead_letters(&self) -> Result<usize, StoreError> {
+        let (states, limit) = (vec![State::Unknown], PAGE_MAX);
+        let given_up = Query { states, dead_letters: true, limit, ..Query::default() };
+        let page = self.engine.in_time(self.engine.store().list_records(given_up)).await?;
+        Ok(page.records.len())
     }
 
     /// Runs every so often, until `stop` or until the engine is told to drain.

@@ -30,6 +30,7 @@ const BATCHES_MAX: u32 = 100;
 #[derive(Debug)]
 pub struct Sweeper {
     engine: Arc<Engine>,
+    batches_max: u32,
     seeded: Option<Seeded>,
 }
 
@@ -70,7 +71,7 @@ impl Sweeper {
 
     /// A sweeper for the records of this engine's store.
     pub fn new(engine: Arc<Engine>) -> Self {
-        Sweeper { engine, seeded: None }
+        Sweeper { engine, batches_max: BATCHES_MAX, seeded: None }
     }
 
     /// The same with jitter from a seed: for tests.
@@ -108,7 +109,7 @@ impl Sweeper {
     }
 
     async fn sweep(&self, sweep: &mut Sweep) -> Result<bool, StoreError> {
-        for _ in 0..BATCHES_MAX {
+        for _ in 0..self.batches_max {
             let begun = Instant::now();
             let swept = self.engine.sweep_some(BATCH).await?;
             if swept.is_empty() {
@@ -132,7 +133,7 @@ impl Sweeper {
 
     async fn give_up(&self, sweep: &mut Sweep) -> Result<(), StoreError> {
         let mut after = None;
-        for _ in 0..BATCHES_MAX {
+        for _ in 0..self.batches_max {
             let begun = Instant::now();
             let (given_up, next) = self.engine.give_up_overdue(after, BATCH).await?;
             sweep.given_up += given_up;
@@ -146,3 +147,6 @@ impl Sweeper {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
+use http::StatusCode;
 use onceward::{
-    Effects, Policy, Queued, Resumer, Routes, Settings, Store as _,
+    Effect, EffectError, Effects, Policy, Queued, Resumer, Routes, Settings, Store as _,
     engine::Resumed,
     record::State,
     store::{Ask, Reservation, Which},
@@ -162,4 +163,36 @@ async fn a_look_that_panics_is_not_the_last_one() {
     let record = service.record(KEY).await.expect("a record");
     assert_eq!((record.state, service.runs()), (State::Completed, 1));
     working.abort();
+}
+
+/// How often a service in steps is called within a minute that never comes further than its first one.
+async fn calls_of_what_does_not_go_on(client_comes: bool) -> u32 {
+    let phased = Policy::required().effects(Effects::Phased).expect("allowed");
+    let service = Service::new(phased, |run: Run| async move {
+        let book = Effect::idempotent("book");
+        let book = run.operation().effect(book, async |key| Ok::<_, EffectError<&str>>(key)).await;
+        book.expect("a step");
+        StatusCode::INTERNAL_SERVER_ERROR
+    });
+    service.charge(KEY).await;
+    let worker = Resumer::new(Arc::clone(&service.engine), service.inner.clone());
+    let working = tokio::spawn(async move { worker.run(SECOND, 2).await });
+    for _ in 0..6 {
+        pass(SECOND * 10).await;
+        if client_comes {
+            assert_eq!(service.charge(KEY).await.status, 500, "it is not held up");
+        }
+    }
+    working.abort();
+    service.runs() - 1
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_phased_operation_that_does_not_go_on_is_tried_less_and_less_and_its_client_need_not_wait()
+ {
+    // After 1, 2, 4, 8, 16 and 32 seconds, and the look after that.
+    let tried = calls_of_what_does_not_go_on(false).await;
+    assert!((5..=7).contains(&tried), "{tried}");
+    let with_a_client = calls_of_what_does_not_go_on(true).await;
+    assert!((8..=12).contains(&with_a_client), "{with_a_client}");
 }

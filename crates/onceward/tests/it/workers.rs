@@ -8,10 +8,12 @@ use onceward::{
     Effects, Engine, MemoryStore, PgOptions, PgStore, Policy, Queued, Routes, Settings,
     SqliteOptions, SqliteStore, Store,
     clock::{ManualClock, Timestamp},
+    outbox::{Message, Settlement},
     record::State,
-    store::{Ask, Mode, Reservation, Write, Written},
+    store::{Ask, Mode, Reservation, Resolution, Resolve, Resolved, Write, Written},
     testing::{
         Fault, Point, StoreCall,
+        outbox::{MemoryOutbox, OutboxHarness},
         samples::{LEASE, RETENTION, TOMBSTONE, ask, reply, retry},
     },
     worker::{Reap, Reaper, Surveyor, Sweep, Sweeper},
@@ -370,5 +372,74 @@ fn the_surveyor_tells_what_is_open_and_how_old_it_is() {
         "onceward_lease_too_short{route=\"default\"} 1",
     ] {
         assert!(rendered.contains(&format!("\n{line}")), "{line}:\n{rendered}");
+    }
+}
+
+/// An unknown outcome, and one of them that nobody asks about any more.
+async fn unknown_and_given_up(store: &MemoryStore) {
+    for (key, is_given_up) in [("unknown", false), ("given-up", true)] {
+        let Reservation::Granted { lease, .. } =
+            store.reserve(ask(key)).await.expect("memory answers")
+        else {
+            panic!("{key} is not free");
+        };
+        let unknown = store.write(&lease, Write::MarkUnknown("reset".into())).await;
+        assert_eq!(unknown.expect("memory answers"), Written::Applied);
+        if is_given_up {
+            let resolve = Resolve {
+                id: lease.id,
+                generation: lease.generation,
+                fence: lease.fence,
+                resolution: Resolution::DeadLetter { asked_at: None },
+                reason: "nobody can say".into(),
+            };
+            let resolved = store.resolve(resolve).await.expect("memory answers");
+            assert!(matches!(resolved, Resolved::Applied(_)), "{resolved:?}");
+        }
+    }
+}
+
+#[test]
+fn the_surveyor_tells_what_was_given_up_and_for_how_long_a_message_has_been_due() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    let is_told = |line: &str| handle.render().contains(&format!("\n{line}\n"));
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let clock = ManualClock::default();
+            let store = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
+            let outbox = MemoryOutbox::new(Arc::clone(&store), Arc::new(clock.clone()));
+            let on = OutboxHarness { store: store.clone(), outbox: Arc::new(outbox), clock };
+            let clock = Arc::new(on.clock.clone());
+            let settings = Settings { clock, ..Settings::default() };
+            let engine = Engine::new(store.clone(), Routes::from(Policy::required()), settings);
+            let surveyor = Surveyor::new(Arc::new(engine)).outbox(Arc::clone(&on.outbox));
+            surveyor.run_once().await.expect("memory answers");
+            let nothing = [
+                "onceward_unknown_dead_letters 0",
+                "onceward_outbox_dead_letters 0",
+                "onceward_outbox_lag_seconds 0",
+            ];
+            assert!(nothing.into_iter().all(is_told), "{}", handle.render());
+            unknown_and_given_up(&store).await;
+            on.staged(["a", "b", "c"].map(|name| Message::new(name, "ledger", "payload"))).await;
+            let (attempt, claimed) = on.claim(2).await;
+            for claimed in &claimed {
+                let dead = Settlement::Dead { why: "410 Gone".into() };
+                assert!(on.settle(attempt, claimed, dead).await);
+            }
+            on.clock.advance(SECOND * 301);
+            surveyor.run_once().await.expect("memory answers");
+        });
+    });
+    for line in [
+        "onceward_records{state=\"unknown\"} 2",
+        "onceward_unknown_dead_letters 1",
+        "onceward_outbox_dead_letters 2",
+        "onceward_outbox_lag_seconds 301",
+    ] {
+        assert!(is_told(line), "{line}:\n{}", handle.render());
     }
 }

@@ -142,11 +142,7 @@ impl Gateway {
     }
 
     fn memory(&self, line: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
-        let status = status.expect("a process");
-        let memory = status.lines().find_map(|given| given.strip_prefix(line));
-        let memory = memory.and_then(|memory| memory.trim().strip_suffix(" kB")).map(str::trim);
-        memory.and_then(|memory| memory.parse().ok()).expect("a number of KiB")
+        memory_of(self.child.id(), line).expect("a number of KiB")
     }
 
     pub(crate) fn exit_status(&mut self) -> ExitStatus {
@@ -164,6 +160,13 @@ impl Gateway {
     pub(crate) fn log(&self) -> String {
         read(self.log.try_clone().expect("duplicate"))
     }
+}
+
+/// What the system says in this line of the memory of a process, in KiB; nothing once that has ended.
+pub(crate) fn memory_of(process: u32, line: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let memory = status.lines().find_map(|given| given.strip_prefix(line))?;
+    memory.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
 fn read(mut log: File) -> String {

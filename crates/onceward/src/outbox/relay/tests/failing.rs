@@ -286,3 +286,52 @@ fn what_a_relay_does_is_counted_for_each_sink() {
         assert!(rendered.contains(&line), "{line}{rendered}");
     }
 }
+
+#[test]
+fn a_relay_that_runs_tells_when_it_looked_and_how_often_that_failed() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().start_paused(true).build().expect("a runtime");
+    // The value of a series of the relay. What is not there is told by nobody.
+    let told = |name: &str| -> Option<f64> {
+        let series = format!("onceward_worker_{name}{{worker=\"relay\"}} ");
+        let rendered = handle.render();
+        let value = rendered.lines().find_map(|line| line.strip_prefix(&series))?;
+        Some(value.parse().expect("a number"))
+    };
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let on = outbox();
+            let sink = Scripted::new(true, []);
+            let failing = Failing::new(&on, &[Wrong::Unavailable; 1000], &[]);
+            failing.relay(&sink).run_once(1).await;
+            assert_eq!(told("period_seconds"), None, "one look is no worker");
+            let relay = failing.relay(&sink);
+            let running = tokio::spawn(async move { relay.run(pending()).await });
+            while told("failed_in_a_row") < Some(2.0) {
+                sleep(Duration::from_millis(100)).await;
+            }
+            let never = (told("last_run_timestamp_seconds"), told("period_seconds"));
+            assert_eq!((never, told("error_total")), ((Some(0.0), Some(1.0)), Some(2.0)));
+            failing.claims.lock().expect("not poisoned").clear();
+            while told("last_run_timestamp_seconds") == Some(0.0) {
+                sleep(Duration::from_millis(100)).await;
+            }
+            assert_eq!((told("failed_in_a_row"), told("error_total")), (Some(0.0), Some(2.0)));
+            running.abort();
+        });
+    });
+}
+
+#[test]
+fn a_relay_without_sinks_is_not_one_that_stands_still() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let handle = recorder.handle();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    metrics::with_local_recorder(&recorder, || {
+        let relay = Relay::new(outbox().outbox);
+        assert_eq!(runtime.block_on(relay.run(pending())), Relayed::default());
+    });
+    assert!(!handle.render().contains("worker"), "{}", handle.render());
+}
