@@ -12,7 +12,8 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::{
     bugs::{found_by, found_in_a_race_by},
-    postgres_home::{new_schema, one, run},
+    postgres_batch_trouble::strangers_are_renewed_beside_a_locked_record,
+    postgres_home::{Home, new_schema, one, run},
 };
 
 /// A change to the text of one function, or a statement.
@@ -36,6 +37,7 @@ const COMPLETES_WITHOUT_ATTEMPT: Bug =
     Bug::In("complete_one", &[("AND r.attempt = complete_one.attempt ", "")]);
 const COMPLETES_ANY_STATE: Bug = Bug::In("complete_one", &[("AND r.state = 'in_progress'", "")]);
 const RENEWS_WITHOUT_FENCE: Bug = Bug::In("renew", &[("AND r.fence = a.fence", "")]);
+const RENEWS_WHAT_IS_LOCKED: Bug = Bug::In("renew", &[(" SKIP LOCKED", "")]);
 const OVERWRITES: Bug = Bug::In(
     "change",
     &[
@@ -82,15 +84,20 @@ pub(crate) async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
     let (url, schema) = (Postgres::shared().url("postgres"), new_schema());
     let options = PgOptions::new(&*url).schema(&*schema).clock(Arc::new(clock));
     let store = PgStore::connect(options).await.expect("a store");
-    let mut connection = PgConnection::connect(&url).await.expect("a connection");
+    if let Some(bug) = bug {
+        let mut connection = PgConnection::connect(&url).await.expect("a connection");
+        put_in(&mut connection, &schema, bug).await;
+    }
+    store
+}
+
+/// Puts a bug into the functions of a schema.
+async fn put_in(connection: &mut PgConnection, schema: &str, bug: Bug) {
     match bug {
-        None => {}
-        Some(Bug::In(function, changes)) => {
-            change(&mut connection, &schema, function, changes).await;
-        }
-        Some(Bug::CheckThenInsert) => {
+        Bug::In(function, changes) => change(connection, schema, function, changes).await,
+        Bug::CheckThenInsert => {
             run(
-                &mut connection,
+                connection,
                 &format!(
                     "ALTER TABLE {schema}.records DROP CONSTRAINT records_scope_key_key; \
                      CREATE INDEX records_scope_key_key ON {schema}.records (scope, key)"
@@ -98,11 +105,10 @@ pub(crate) async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
             )
             .await;
             let on_conflict = &[("ON CONFLICT (scope, key) DO NOTHING", "")];
-            change(&mut connection, &schema, "reserve_one", on_conflict).await;
-            change(&mut connection, &schema, "change", on_conflict).await;
+            change(connection, schema, "reserve_one", on_conflict).await;
+            change(connection, schema, "change", on_conflict).await;
         }
     }
-    store
 }
 
 async fn change(
@@ -164,6 +170,15 @@ fn a_single_reply_that_does_not_look_at_fence_attempt_or_state_is_found() {
 #[test]
 fn a_renewal_that_does_not_look_at_the_fence_is_found() {
     found_by(broken, RENEWS_WITHOUT_FENCE, suite::writing::a_write_needs_its_attempt_and_its_fence);
+}
+
+/// Its twin is beside the other batches that meet locks.
+#[tokio::test]
+async fn a_renewal_that_waits_for_whoever_has_a_record_locked_is_found() {
+    let home = Home::new().await;
+    put_in(&mut home.connection().await, &home.schema, RENEWS_WHAT_IS_LOCKED).await;
+    let renewed = strangers_are_renewed_beside_a_locked_record(&home).await;
+    assert!(!renewed, "the case does not see the bug");
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! A call whose connection broke may still be on its way to its commit. Whoever only reads then does not
-//! see it, and would say that nothing happened.
+//! see it, and would say that nothing happened. And a store that closes waits for what is on its way.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use onceward::{
     PgStore, Store as _,
     store::{Ask, Found, Reservation, StoreError, StoreErrorKind},
     testing::samples::ask,
 };
+use tokio::task::JoinSet;
 
 use crate::{
     postgres_home::{Home, insist, one, run},
@@ -22,15 +23,7 @@ type Told = Result<Reservation, StoreError>;
 async fn cut_on_its_way(reserve: impl AsyncFnOnce(Arc<PgStore>, Ask) -> Told) -> (Told, bool) {
     let (home, proxy) = behind_a_proxy(|options| options.connections(2, 1)).await;
     home.occupy(&ask("warms-the-connection")).await;
-    let mut other = home.connection().await;
-    // The record is made, and it takes a while until that is committed.
-    run(
-        &mut other,
-        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql \
-         AS 'BEGIN PERFORM pg_sleep(4); RETURN NEW; END'; \
-         CREATE TRIGGER slowly AFTER INSERT ON records FOR EACH ROW EXECUTE FUNCTION slowly()",
-    )
-    .await;
+    make_slowly(&home, Duration::from_secs(4)).await;
     let asked = ask("on-its-way-0001");
     let is_cut = async {
         while !is_on_its_way(&home).await {
@@ -48,9 +41,20 @@ async fn cut_on_its_way(reserve: impl AsyncFnOnce(Arc<PgStore>, Ask) -> Told) ->
     (told, is_there)
 }
 
+/// From now on each record is made at once, and it takes a while until that is committed.
+async fn make_slowly(home: &Home, time: Duration) {
+    let slowly = format!(
+        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql \
+         AS 'BEGIN PERFORM pg_sleep({}); RETURN NULL; END'; \
+         CREATE TRIGGER slowly AFTER INSERT ON records FOR EACH ROW EXECUTE FUNCTION slowly()",
+        time.as_secs_f64()
+    );
+    run(&mut home.connection().await, &slowly).await;
+}
+
 async fn is_on_its_way(home: &Home) -> bool {
     let waits = "SELECT count(*) FROM pg_stat_activity \
-                 WHERE wait_event = 'PgSleep' AND query LIKE '%.reserve_one(%' AND query LIKE";
+                 WHERE wait_event = 'PgSleep' AND query LIKE '%.reserve%(%' AND query LIKE";
     let waits = format!("{waits} '%{}%'", home.schema);
     one::<i64>(&mut home.connection().await, &waits).await > 0
 }
@@ -93,4 +97,33 @@ async fn a_bare_read_after_a_lost_answer_is_found() {
     })
     .await;
     assert!(!is_true(&seen), "the case does not see the bug: {seen:?}");
+}
+
+#[tokio::test]
+async fn a_batch_that_is_on_its_way_when_the_store_closes_is_finished_and_answered() {
+    let home = Home::new().await;
+    make_slowly(&home, Duration::from_millis(100)).await;
+    let mut reserving = JoinSet::new();
+    let mut reserve = |key: String| {
+        let store = Arc::clone(&home.store);
+        reserving.spawn(async move { store.reserve(ask(&key)).await });
+    };
+    for number in 0..3 {
+        reserve(format!("on-its-way-{number:04}"));
+    }
+    while !is_on_its_way(&home).await {
+        tokio::task::yield_now().await;
+    }
+    for number in 0..3 {
+        reserve(format!("behind-it-{number:04}"));
+    }
+    tokio::task::yield_now().await;
+    home.store.close().await;
+    for answer in reserving.join_all().await {
+        assert!(matches!(answer, Ok(Reservation::Granted { .. })), "{answer:?}");
+    }
+    let there: i64 = one(&mut home.connection().await, "SELECT count(*) FROM records").await;
+    assert_eq!(there, 6);
+    let late = home.store.reserve(ask("late-0001")).await.expect_err("closed");
+    assert_eq!(late.kind(), StoreErrorKind::Unavailable, "{late}");
 }

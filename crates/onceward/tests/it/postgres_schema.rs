@@ -226,6 +226,38 @@ async fn each_worker_finds_what_is_due_by_an_index() {
     }
 }
 
+/// What one sort of worker looks for is a small part of the records, and its index holds no more.
+#[tokio::test]
+async fn indexes_of_what_is_rarely_there_are_partial_and_the_reapers_is_not() {
+    let home = Home::new().await;
+    let mut look = home.connection().await;
+    let partial = "SELECT indexname || ': ' || split_part(indexdef, ' WHERE ', 2) FROM pg_indexes \
+                   WHERE schemaname = current_schema() AND indexdef LIKE '% WHERE %' \
+                   ORDER BY indexname COLLATE \"C\"";
+    assert_eq!(
+        lines(&mut look, partial).await,
+        [
+            "leases_phased: phased",
+            "outbox_aggregate: (state <> 'done'::text)",
+            "outbox_claim: (state = 'delivering'::text)",
+            "outbox_delivering: (state = 'delivering'::text)",
+            "outbox_done: (state = 'done'::text)",
+            "outbox_open: (state <> 'done'::text)",
+            "outbox_ready: ((state = 'ready'::text) AND (NOT held))",
+            "records_due: (due_at IS NOT NULL)",
+            "records_give_up: (give_up_at IS NOT NULL)",
+            "records_reconcile: (reconcile_after IS NOT NULL)",
+            "scope_keys_standing: (wrapped IS NOT NULL)",
+        ]
+    );
+    // A condition on the state would have each completion write into all indexes.
+    let whole = "SELECT indexname || ' ' || split_part(indexdef, ' USING ', 2) FROM pg_indexes \
+                 WHERE schemaname = current_schema() \
+                 AND indexname IN ('records_reap', 'leases_pkey') ORDER BY 1";
+    let expected = ["leases_pkey btree (check_at, lease_id)", "records_reap btree (reap_at)"];
+    assert_eq!(lines(&mut look, whole).await, expected);
+}
+
 #[tokio::test]
 async fn a_batch_finds_each_record_by_scope_and_key() {
     let home = filled().await;

@@ -86,12 +86,12 @@ async fn calls_that_are_dropped_at_any_moment_leave_no_transaction_open() {
 }
 
 /// A pool of the user's own.
-async fn pool(home: &Home) -> PgPool {
+pub(crate) async fn pool(home: &Home) -> PgPool {
     PgPoolOptions::new().max_connections(4).connect(&home.url).await.expect("a pool")
 }
 
 /// Runs a handler for a record that it holds.
-async fn served<F, R>(
+pub(crate) async fn served<F, R>(
     home: &Home,
     policy: Policy,
     key: &str,

@@ -17,8 +17,8 @@ use onceward_testbed::Postgres;
 
 use crate::{
     file_store::{directory, granted, run_sql},
-    postgres_batches::{never_analysed, pages},
     postgres_home::{Home, lines, run},
+    postgres_plans::{never_analysed, pages},
 };
 
 const DAY: Duration = Duration::from_secs(86_400);

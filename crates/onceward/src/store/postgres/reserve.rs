@@ -290,3 +290,31 @@ fn is_like(one: &Ask, other: &Ask) -> bool {
         && one.effects == other.effects
         && one.queued_for == other.queued_for
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::testing::samples::{ask, id};
+
+    fn reserve(scope: &str, key: &str) -> Reserve {
+        Reserve { ask: Ask { id: id(scope, key), ..ask(key) }, sender: oneshot::channel().0 }
+    }
+
+    fn keys(batch: &[Reserve]) -> Vec<&str> {
+        batch.iter().map(|element| element.ask.id.key.as_str()).collect()
+    }
+
+    #[test]
+    fn reserves_go_in_the_order_of_records_each_of_which_is_there_once() {
+        let come = [("b", "3"), ("b", "1"), ("b", "2"), ("b", "1"), ("a", "9"), ("b", "3")];
+        let mut batch = Vec::from(come.map(|(scope, key)| reserve(scope, key)));
+        let [first, second] = [1, 3].map(|place| batch[place].ask.attempt);
+        let seconds = take_seconds(&mut batch);
+        assert_eq!(keys(&batch), ["9", "1", "2", "3"]);
+        assert_eq!(keys(&seconds), ["1", "3"]);
+        // Whoever came first goes first.
+        assert_eq!((batch[1].ask.attempt, seconds[0].ask.attempt), (first, second));
+    }
+}

@@ -282,3 +282,53 @@ fn bind_others(link: &impl Caller, batch: &[Guarded<'_>], locked: Locked) -> Cal
         }))
         .bind(matches!(locked, Locked::Skipped))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::{
+        clock::Timestamp,
+        record::Fence,
+        testing::samples::{id, reply},
+    };
+
+    fn write(key: &str, write: Write) -> GuardedWrite {
+        let lease = Lease {
+            id: id("tenant", key),
+            attempt: AttemptId::random(),
+            fence: Fence::from_stored(7),
+            generation: 1,
+            attempt_number: 1,
+            until: Timestamp::NEVER,
+        };
+        GuardedWrite { lease, write, sender: oneshot::channel().0 }
+    }
+
+    fn keys(batch: &[GuardedWrite]) -> Vec<&str> {
+        batch.iter().map(|element| element.lease.id.key.as_str()).collect()
+    }
+
+    #[test]
+    fn writes_of_each_kind_go_in_the_order_of_records() {
+        let complete = || Write::Complete(reply("done"));
+        let renew = || Write::Renew(Duration::from_secs(60));
+        let writes = Writes::of(vec![
+            write("5", renew()),
+            write("8", Write::Release("declined".into())),
+            write("3", complete()),
+            write("1", complete()),
+            write("4", renew()),
+            write("7", Write::MarkUnknown("reset".into())),
+            write("3", renew()),
+            write("2", complete()),
+        ]);
+        assert_eq!(keys(&writes.completes), ["1", "2", "3"]);
+        assert_eq!(keys(&writes.others), ["7", "8"]);
+        assert_eq!(keys(&writes.renewals), ["4", "5"]);
+        assert_eq!(keys(&writes.seconds), ["3"]);
+    }
+}

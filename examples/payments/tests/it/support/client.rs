@@ -1,6 +1,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -10,9 +11,15 @@ use super::{Node, PATIENCE, PAUSE, World};
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) replayed: bool,
 }
+
+/// Headers that are said anew with each answer: when it was sent, what Onceward did, until when that can be
+/// had, and that nobody between may keep a replay.
+const ANEW: [&str; 5] =
+    ["date", "onceward-outcome", "idempotent-replayed", "idempotency-expires", "cache-control"];
 
 impl Answer {
     pub(crate) fn json(&self) -> Value {
@@ -39,8 +46,12 @@ impl Answer {
     }
 
     /// What does not change from one answer to the next.
-    pub(crate) fn bytes(&self) -> (u16, &Bytes) {
-        (self.status, &self.body)
+    pub(crate) fn bytes(&self) -> (u16, HeaderMap, &Bytes) {
+        let mut headers = self.headers.clone();
+        for name in ANEW {
+            headers.remove(name);
+        }
+        (self.status, headers, &self.body)
     }
 
     pub(crate) fn id(&self) -> String {
@@ -67,9 +78,10 @@ impl World {
         let post = post.header("content-type", "application/json").body(body);
         let response = post.send().await.ok()?;
         let status = response.status().as_u16();
-        let replayed = response.headers().contains_key("idempotent-replayed");
+        let headers = response.headers().clone();
+        let replayed = headers.contains_key("idempotent-replayed");
         let body = response.bytes().await.ok()?;
-        Some(Answer { status, body, replayed })
+        Some(Answer { status, headers, body, replayed })
     }
 
     pub(crate) async fn get(&self, node: &Node, path: &str) -> Value {
