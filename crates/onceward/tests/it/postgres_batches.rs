@@ -2,16 +2,24 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
+use http::StatusCode;
 use onceward::{
-    PgStore, Store as _,
+    Operation, PgStore, Policy, Reply, Store as _,
     record::Effects,
     store::{Ask, Mode, Reservation, Write, Written},
     testing::samples::{ask, reply, retry},
 };
 use onceward_testbed::Postgres;
+use sqlx::AssertSqlSafe;
 use tokio::task::JoinSet;
 
-use crate::postgres_home::{Home, attempt, one, run};
+use crate::{
+    postgres_home::{Home, attempt, lines, one, run},
+    postgres_sessions::{pool, served},
+    service::says,
+    shop::failed,
+};
 
 /// A store whose server writes each statement to its log.
 pub(crate) async fn logged() -> (Home, onceward_testbed::Database<'static>) {
@@ -259,6 +267,58 @@ async fn a_takeover_is_two_round_trips() {
     let busy = home.store.reserve(retry(&expired)).await.expect("reserve answers");
     assert!(matches!(busy, Reservation::Occupied { .. }), "{busy:?}");
     assert_eq!(meter.cost(), (0, 1));
+}
+
+/// How often the store itself has sent this call to the server, on connections of its own.
+async fn sent_by_the_store(home: &Home, call: &str) -> usize {
+    let own = "SELECT ' [' || pid || '] ' FROM pg_stat_activity \
+               WHERE datname = current_database() AND application_name = 'onceward'";
+    let own = lines(&mut home.connection().await, own).await;
+    let log = Postgres::shared().log();
+    let call = format!("{}\".{call}(", home.schema);
+    let sent = log.lines().filter(|line| line.contains(" execute sqlx_s_") && line.contains(&call));
+    sent.filter(|line| own.iter().any(|pid| line.contains(pid))).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_single_requests_at_once_the_store_itself_writes_nothing() {
+    const REQUESTS: usize = 20;
+    let (home, _database) = logged().await;
+    let pool = pool(&home).await;
+    let mut look = home.connection().await;
+    run(&mut look, "CREATE TABLE orders (key text)").await;
+    let insert = format!("INSERT INTO {}.orders VALUES ($1)", home.schema);
+    let order = async |number: usize| {
+        let key = format!("single-{number:010}");
+        let (pool, insert, ordered) = (pool.clone(), insert.clone(), key.clone());
+        let handler = move |operation: Operation| {
+            let (pool, insert, ordered) = (pool.clone(), insert.clone(), ordered.clone());
+            async move {
+                let done = operation.transaction(&pool, async |tx| {
+                    let order = sqlx::query(AssertSqlSafe(insert)).bind(ordered);
+                    order.execute(&mut *tx).await?;
+                    Ok::<_, sqlx::Error>(Reply::new(StatusCode::CREATED, "ordered"))
+                });
+                done.await.map_err(failed)
+            }
+        };
+        served(&home, Policy::required().single(), &key, handler).await.says()
+    };
+    let answers = join_all((0..REQUESTS).map(order)).await;
+    assert_eq!(answers, vec![says(201, "executed"); REQUESTS]);
+    // Whoever wrote the order wrote the record last.
+    let together =
+        "SELECT count(*) FROM orders o JOIN records r ON r.key = o.key AND r.xmin = o.xmin";
+    assert_eq!(one::<i64>(&mut look, together).await, REQUESTS as i64);
+    for call in ["reserve_one", "complete_one", "complete_all", "renew", "change"] {
+        assert_eq!(sent_by_the_store(&home, call).await, 0, "{call}");
+    }
+    // It looked, before each handler ran.
+    assert!(sent_by_the_store(&home, "reserve").await > 0);
+    // And its twin: of any other route it is the store that writes.
+    let answer = served(&home, Policy::required(), "another-0000000001", |_| async { "done" });
+    assert_eq!(answer.await.says(), says(200, "executed"));
+    assert_eq!(sent_by_the_store(&home, "complete_one").await, 1);
 }
 
 /// Hundreds of retries of one large reply must fit into memory, and into the time of a call.
