@@ -105,7 +105,7 @@ pub(crate) async fn broken(clock: ManualClock, bug: Option<Bug>) -> PgStore {
     store
 }
 
-async fn change(
+pub(crate) async fn change(
     connection: &mut PgConnection,
     schema: &str,
     function: &str,
