@@ -13,7 +13,7 @@ use onceward::{
     Effects, Policy, Store as _,
     store::Reservation,
     testing::{Fault, StoreCall, samples},
-    worker::Sweeper,
+    worker::{Surveyor, Sweeper},
 };
 use tracing_subscriber::{
     filter::LevelFilter,
@@ -97,6 +97,22 @@ async fn eventful_story() {
     service.send(secret("/charges", &format!("{KEY}-late"))).await;
 }
 
+/// Handlers that take longer than their lease is good for.
+async fn slow_story() {
+    let short = Policy::required().lease(Duration::from_secs(1)).expect("allowed");
+    let service = Service::new(short, |_| async {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        SECRET_REPLY
+    });
+    for number in 0..100 {
+        service.send(keyed(&format!("{KEY}-{number}")).body(Body::empty()).expect("one")).await;
+    }
+    let surveyor = Surveyor::new(Arc::clone(&service.engine));
+    for _ in 0..3 {
+        surveyor.run_once().await.expect("memory answers");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_key_body_or_credential_is_logged_at_any_level() {
     let log = Log::default();
@@ -107,6 +123,7 @@ async fn no_key_body_or_credential_is_logged_at_any_level() {
         .with_writer(log.clone())
         .init();
     eventful_story().await;
+    slow_story().await;
     let logged = String::from_utf8(log.0.lock().expect("not poisoned").clone()).expect("text");
     for told in [
         "onceward.request",
@@ -123,6 +140,9 @@ async fn no_key_body_or_credential_is_logged_at_any_level() {
         assert!(logged.contains(told), "{told} is not told:\n{logged}");
     }
     assert_eq!(logged.matches("a worker failed").count(), 1, "once for a streak:\n{logged}");
+    let warned = "a lease is under three times what the slowest handlers take route=\"default\" \
+                  lease_seconds=1.0 p99_seconds=";
+    assert_eq!(logged.matches(warned).count(), 1, "once for a route:\n{logged}");
     for secret in [KEY, "acme-secret", "evil-secret", "4242-secret", "nobody else may read"] {
         assert!(!logged.contains(secret), "{secret} was logged");
     }

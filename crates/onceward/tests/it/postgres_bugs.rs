@@ -111,7 +111,7 @@ async fn put_in(connection: &mut PgConnection, schema: &str, bug: Bug) {
     }
 }
 
-async fn change(
+pub(crate) async fn change(
     connection: &mut PgConnection,
     schema: &str,
     function: &str,

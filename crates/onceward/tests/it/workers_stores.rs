@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onceward::{
-    Engine, PgOptions, Policy, Routes, Settings, SqliteOptions, SqliteStore, Store,
+    Engine, MySqlOptions, PgOptions, Policy, Routes, Settings, SqliteOptions, SqliteStore, Store,
     clock::{Clock as _, ManualClock, Timestamp},
     record::State,
     store::{
@@ -13,10 +13,13 @@ use onceward::{
     testing::samples::{LEASE, RETENTION, TOMBSTONE, ask, reply, retry},
     worker::{Sweep, Sweeper},
 };
-use onceward_testbed::Postgres;
+use onceward_testbed::{CutProxy, MariaDb, Postgres};
+use tokio::time::timeout;
 
 use crate::{
     file_store::{directory, granted, run_sql},
+    mysql_home,
+    postgres_bugs::change,
     postgres_home::{Home, lines, run},
     postgres_plans::{never_analysed, pages},
 };
@@ -142,6 +145,83 @@ async fn the_list_of_leases_is_cleared_by_the_sweeper_and_loses_nothing_that_is_
     assert_eq!(swept.iter().map(|swept| &swept.id).collect::<Vec<_>>(), [&renewed.id]);
     assert_eq!(home.store.sweep(10).await.expect("sweep answers"), []);
     assert_eq!(lines(&mut look, listed).await, Vec::<String>::new());
+}
+
+const HELD: [&str; 3] = ["first", "locked", "last"];
+
+async fn complete(store: &dyn Store, keys: &[&str]) {
+    for key in keys {
+        let lease = granted(store, &ask(key)).await;
+        let _ = store.write(&lease, Write::Complete(reply("done"))).await.expect("an answer");
+    }
+}
+
+/// What is reaped while somebody holds a row that is due, if that comes to an end. Nobody else holds
+/// anything: what waits here waits for that row.
+async fn reaped_meanwhile(store: &dyn Store) -> Option<Reaped> {
+    timeout(Duration::from_millis(900), store.reap(10)).await.ok()?.ok()
+}
+
+const TWO_EXPIRED: Reaped = Reaped { expired: 2, purged: 0 };
+const TWO_PURGED: Reaped = Reaped { expired: 0, purged: 2 };
+
+#[tokio::test]
+async fn the_reaper_passes_over_a_record_that_somebody_holds_on_postgres() {
+    let clock = clock();
+    let home = postgres(&clock).await;
+    let mut other = home.connection().await;
+    let lock = "BEGIN; SELECT 1 FROM records WHERE key = 'locked' FOR UPDATE";
+    complete(&*home.store, &HELD).await;
+    for (after, two, one) in [
+        (RETENTION, TWO_EXPIRED, Reaped { expired: 1, purged: 0 }),
+        (TOMBSTONE, TWO_PURGED, Reaped { expired: 0, purged: 1 }),
+    ] {
+        clock.advance(after);
+        run(&mut other, lock).await;
+        assert_eq!(reaped_meanwhile(&*home.store).await, Some(two));
+        run(&mut other, "ROLLBACK").await;
+        assert_eq!(home.store.reap(10).await.expect("reap answers"), one);
+    }
+    // Its twin: one that does not skip what is locked waits for it.
+    change(&mut home.connection().await, &home.schema, "reap", &[(" SKIP LOCKED", "")]).await;
+    complete(&*home.store, &HELD).await;
+    clock.advance(RETENTION);
+    run(&mut other, lock).await;
+    assert_ne!(reaped_meanwhile(&*home.store).await, Some(TWO_EXPIRED));
+}
+
+#[tokio::test]
+async fn the_reaper_passes_over_a_record_that_somebody_holds_on_mariadb() {
+    for skips in [true, false] {
+        let (clock, server) = (clock(), MariaDb::shared());
+        let database = server.create_database();
+        let proxy = CutProxy::start(server.address());
+        let url = server.url_through(proxy.address(), &database);
+        let time = Arc::new(clock.clone());
+        let options = move |options: MySqlOptions| options.clock(time);
+        let home = mysql_home::Home::at(url, options).await;
+        if !skips {
+            proxy.replace(b" FOR UPDATE SKIP LOCKED", b"                       ");
+        }
+        complete(&*home.store, &HELD).await;
+        clock.advance(RETENTION);
+        // Past the proxy, which waits for the rest of what begins as the text that it replaces.
+        let (store, url) = (Arc::clone(&home.store), server.url(&database));
+        let mut other = mysql_home::Home { store, url }.connection().await;
+        let lock = format!(
+            "BEGIN; SELECT 1 FROM onceward_records FORCE INDEX (record_key) \
+             WHERE scope = '{}' AND `key` = 'locked' FOR UPDATE",
+            ask("locked").id.scope.as_str()
+        );
+        mysql_home::run(&mut other, &lock).await;
+        let reaped = reaped_meanwhile(&*home.store).await;
+        mysql_home::run(&mut other, "ROLLBACK").await;
+        assert_eq!(reaped == Some(TWO_EXPIRED), skips, "{reaped:?}");
+        if skips {
+            let last = home.store.reap(10).await.expect("reap answers");
+            assert_eq!(last, Reaped { expired: 1, purged: 0 });
+        }
+    }
 }
 
 /// Many leases, and one that ran out, of which the sweeper has to do something.
