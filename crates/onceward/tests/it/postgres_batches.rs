@@ -6,7 +6,7 @@ use std::{
 };
 
 use onceward::{
-    PgStore, Store as _,
+    Store,
     record::Effects,
     store::{Ask, Mode, Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, reply, retry},
@@ -34,13 +34,33 @@ fn statements(home: &Home) -> (usize, usize) {
     (count(" parse sqlx_s_"), count(" execute sqlx_s_"))
 }
 
-async fn reserve_all(store: &Arc<PgStore>, asks: Vec<Ask>) -> Vec<Reservation> {
+/// All at once.
+pub(crate) async fn reserve_all<S: Store + 'static>(
+    store: &Arc<S>,
+    asks: Vec<Ask>,
+) -> Vec<Reservation> {
     let mut tasks = JoinSet::new();
     for asked in asks {
         let store = Arc::clone(store);
         tasks.spawn(async move { store.reserve(asked).await.expect("reserve answers") });
     }
     tasks.join_all().await
+}
+
+/// The same for what was granted: each must be completed.
+pub(crate) async fn complete_all<S: Store + 'static>(
+    store: &Arc<S>,
+    granted: impl IntoIterator<Item = Reservation>,
+) {
+    let mut tasks = JoinSet::new();
+    for answer in granted {
+        let Reservation::Granted { lease, .. } = answer else { panic!("{answer:?}") };
+        let store = Arc::clone(store);
+        tasks.spawn(async move { store.write(&lease, Write::Complete(reply("done"))).await });
+    }
+    for written in tasks.join_all().await {
+        assert_eq!(written.expect("write answers"), Written::Applied);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,15 +72,7 @@ async fn a_thousand_calls_at_once_are_a_few_statements() {
     let (_, executed) = statements(&home);
     assert!(executed < 100, "{executed} statements for 1000 reserves");
 
-    let mut tasks = JoinSet::new();
-    for answer in granted {
-        let Reservation::Granted { lease, .. } = answer else { unreachable!("looked at above") };
-        let store = Arc::clone(&home.store);
-        tasks.spawn(async move { store.write(&lease, Write::Complete(reply("done"))).await });
-    }
-    for written in tasks.join_all().await {
-        assert_eq!(written.expect("write answers"), Written::Applied);
-    }
+    complete_all(&home.store, granted).await;
     let (_, with_writes) = statements(&home);
     assert!(with_writes - executed < 100, "{} statements for 1000 writes", with_writes - executed);
     let replayed = reserve_all(&home.store, asks.iter().map(retry).collect()).await;
