@@ -16,11 +16,12 @@ use onceward::{
     store::{Ask, MySqlConnectError, Reservation, StoreErrorKind, Write, Written},
     testing::samples::{ask, phased, reply, retry},
 };
-use onceward_testbed::MariaDb;
+use onceward_testbed::{CutProxy, MariaDb};
 use tokio::task::JoinSet;
 
 use crate::{
     mysql_home::{Home, one, run},
+    postgres_batches::{complete_all, reserve_all},
     postgres_home::{copy, insist, whole},
 };
 
@@ -41,6 +42,37 @@ async fn keys_that_differ_in_case_or_in_a_space_at_the_end_are_different_keys() 
         let record = home.store.load(&keyed(key).id).await.expect("load answers");
         assert_eq!(record.expect("a record").reply, Some(reply(key)), "{key:?}");
     }
+}
+
+/// Each batch is one commit, and so one sync of the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_calls_at_once_are_a_few_commits_on_mariadb() {
+    let server = MariaDb::shared();
+    let proxy = CutProxy::start(server.address());
+    let url = server.url_through(proxy.address(), &server.create_database());
+    let home = Home::at(url, |options| options).await;
+    // The same to the server: it is counted, and nothing else.
+    proxy.replace(b"\x03COMMIT", b"\x03commit");
+    let mut before = 0;
+    let mut commits = || {
+        let after = proxy.replacements();
+        after - std::mem::replace(&mut before, after)
+    };
+    home.occupy(&ask("alone-0001")).await;
+    assert_eq!(commits(), 1, "a call that is alone");
+
+    let asks: Vec<Ask> = (0..1_000).map(|number| ask(&format!("many-{number:04}"))).collect();
+    let granted = reserve_all(&home.store, asks.clone()).await;
+    assert!(granted.iter().all(|answer| matches!(answer, Reservation::Granted { .. })));
+    let reserved = commits();
+    assert!((1..100).contains(&reserved), "{reserved} commits for 1000 reserves");
+    complete_all(&home.store, granted).await;
+    let completed = commits();
+    assert!((1..100).contains(&completed), "{completed} commits for 1000 completes");
+    let replayed = reserve_all(&home.store, asks.iter().map(retry).collect()).await;
+    assert!(replayed.iter().all(|answer| answer.completed().is_some()));
+    let replayed = commits();
+    assert!(replayed < 100, "{replayed} commits for 1000 replays");
 }
 
 #[tokio::test]

@@ -5,7 +5,11 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use http::StatusCode;
 use onceward::{
+<<<<<<< HEAD
     Operation, PgStore, Policy, Reply, Store as _,
+=======
+    Store,
+>>>>>>> w7
     record::Effects,
     store::{Ask, Mode, Reservation, Write, Written},
     testing::samples::{ask, reply, retry},
@@ -39,6 +43,7 @@ fn statements(home: &Home) -> (usize, usize) {
     (count(" parse sqlx_s_"), count(" execute sqlx_s_"))
 }
 
+<<<<<<< HEAD
 /// Counts what the server was sent since it was asked last.
 struct Meter<'h> {
     home: &'h Home,
@@ -58,12 +63,35 @@ impl<'h> Meter<'h> {
 }
 
 pub(crate) async fn reserve_all(store: &Arc<PgStore>, asks: Vec<Ask>) -> Vec<Reservation> {
+=======
+/// All at once.
+pub(crate) async fn reserve_all<S: Store + 'static>(
+    store: &Arc<S>,
+    asks: Vec<Ask>,
+) -> Vec<Reservation> {
+>>>>>>> w7
     let mut tasks = JoinSet::new();
     for asked in asks {
         let store = Arc::clone(store);
         tasks.spawn(async move { store.reserve(asked).await.expect("reserve answers") });
     }
     tasks.join_all().await
+}
+
+/// The same for what was granted: each must be completed.
+pub(crate) async fn complete_all<S: Store + 'static>(
+    store: &Arc<S>,
+    granted: impl IntoIterator<Item = Reservation>,
+) {
+    let mut tasks = JoinSet::new();
+    for answer in granted {
+        let Reservation::Granted { lease, .. } = answer else { panic!("{answer:?}") };
+        let store = Arc::clone(store);
+        tasks.spawn(async move { store.write(&lease, Write::Complete(reply("done"))).await });
+    }
+    for written in tasks.join_all().await {
+        assert_eq!(written.expect("write answers"), Written::Applied);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,15 +103,7 @@ async fn a_thousand_calls_at_once_are_a_few_statements() {
     let (_, executed) = statements(&home);
     assert!(executed < 100, "{executed} statements for 1000 reserves");
 
-    let mut tasks = JoinSet::new();
-    for answer in granted {
-        let Reservation::Granted { lease, .. } = answer else { unreachable!("looked at above") };
-        let store = Arc::clone(&home.store);
-        tasks.spawn(async move { store.write(&lease, Write::Complete(reply("done"))).await });
-    }
-    for written in tasks.join_all().await {
-        assert_eq!(written.expect("write answers"), Written::Applied);
-    }
+    complete_all(&home.store, granted).await;
     let (_, with_writes) = statements(&home);
     assert!(with_writes - executed < 100, "{} statements for 1000 writes", with_writes - executed);
     let replayed = reserve_all(&home.store, asks.iter().map(retry).collect()).await;
