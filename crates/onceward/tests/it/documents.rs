@@ -203,12 +203,10 @@ fn numbers_before(text: &str, words: &str) -> Vec<u64> {
 /// A cell such as `12 + 2R`: units, and those for each kB of a reply.
 fn cost(cell: &str) -> Option<[u64; 2]> {
     let mut parts = cell.trim_matches(['*', ' ']).split(" + ");
-    parts.try_fold([0, 0], |[units, replies], part| {
-        match part.strip_suffix('R') {
-            Some("") => Some([units, replies + 1]),
-            Some(times) => Some([units, replies + times.parse::<u64>().ok()?]),
-            None => Some([units + part.parse::<u64>().ok()?, replies]),
-        }
+    parts.try_fold([0, 0], |[units, replies], part| match part.strip_suffix('R') {
+        Some("") => Some([units, replies + 1]),
+        Some(times) => Some([units, replies + times.parse::<u64>().ok()?]),
+        None => Some([units + part.parse::<u64>().ok()?, replies]),
     })
 }
 

@@ -5,11 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use http::StatusCode;
 use onceward::{
-<<<<<<< HEAD
-    Operation, PgStore, Policy, Reply, Store as _,
-=======
-    Store,
->>>>>>> w7
+    Operation, Policy, Reply, Store,
     record::Effects,
     store::{Ask, Mode, Reservation, Write, Written},
     testing::samples::{ask, reply, retry},
@@ -43,7 +39,6 @@ fn statements(home: &Home) -> (usize, usize) {
     (count(" parse sqlx_s_"), count(" execute sqlx_s_"))
 }
 
-<<<<<<< HEAD
 /// Counts what the server was sent since it was asked last.
 struct Meter<'h> {
     home: &'h Home,
@@ -62,14 +57,11 @@ impl<'h> Meter<'h> {
     }
 }
 
-pub(crate) async fn reserve_all(store: &Arc<PgStore>, asks: Vec<Ask>) -> Vec<Reservation> {
-=======
 /// All at once.
 pub(crate) async fn reserve_all<S: Store + 'static>(
     store: &Arc<S>,
     asks: Vec<Ask>,
 ) -> Vec<Reservation> {
->>>>>>> w7
     let mut tasks = JoinSet::new();
     for asked in asks {
         let store = Arc::clone(store);
